@@ -1,0 +1,110 @@
+// The C boundary of ggml-ext: KV-cache types that ggml does not have.
+//
+// Everything here is implemented in Rust (src/ffi.rs) and knows nothing of ggml: tensors cross as plain
+// descriptions. The shim (../shim) is the only code that knows both sides. No function unwinds or aborts; what
+// can fail says so in its result and writes a message into `err`, always terminated.
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Ids above ggml's own: GGML_EXT_TYPE_BASE + 16*family + size index is a concrete type (one family at one head
+// size) and is stable for ever, because state files hold it. Size index 15 stands for the family as a whole: it is
+// what a user asks for, and becomes a concrete type per layer (ggml_ext_resolve). No tensor has a family's id.
+#define GGML_EXT_TYPE_BASE  128
+#define GGML_EXT_TYPE_LIMIT 384
+
+struct ggml_ext_type {
+    int32_t      id;
+    const char * name;        // "srft4" for a family, "srft4_128" for a concrete type
+    const char * family;      // "srft4"
+    int32_t      head_size;   // values in a row of one head = ggml's block size; 0 for a family
+    size_t       row_bytes;   // bytes of such a row = ggml's type size; 0 for a family
+    double       bits;        // bits per value; for a family, those of head size 128
+    bool         serves_k;
+    bool         serves_v;
+};
+
+// NULL where the id is neither a family nor a concrete type of ours.
+const struct ggml_ext_type * ggml_ext_type_get(int32_t id);
+
+// The id of a family ("srft4") or a concrete type ("srft4_128"), -1 for an unknown name.
+int32_t ggml_ext_type_from_name(const char * name);
+
+// "srft8, srft4, …": the families, for help texts and error messages.
+const char * ggml_ext_family_names(void);
+
+// May a context be made with these cache types? `is_ggml_*`: the id is one of ggml's own types. Refuses ids that
+// are nobody's, families on a side they do not serve, and a compressed V without flash attention.
+bool ggml_ext_check_cache(int32_t type_k, bool is_ggml_k, int32_t type_v, bool is_ggml_v, bool flash_attn_off,
+                          char * err, size_t err_size);
+
+// The concrete type for one layer of a cache: ids that are not a family's come back as they are. -1 where the family
+// does not serve that head size; the message names the layer, the size and what would do. `side` is 'k' or 'v'.
+int32_t ggml_ext_resolve(int32_t type, char side, int32_t layer, int32_t head_size, char * err, size_t err_size);
+
+// Rows of concrete types: n is a multiple of the head size. False (nothing written) for other ids or sizes.
+bool ggml_ext_encode(int32_t type, const float * src, void * dst, int64_t n);
+bool ggml_ext_decode(int32_t type, const void * src, float * dst, int64_t n);
+// The scalar definition of the format, whatever the CPU offers: what every fast path is compared with.
+bool ggml_ext_encode_ref(int32_t type, const float * src, void * dst, int64_t n);
+
+// A tensor as ggml lays it out; `to_float` decodes n values of a foreign type and may be NULL for ours, f32, f16,
+// bf16, q8_0 and q4_0, which are read here.
+struct ggml_ext_tensor {
+    int32_t  type;
+    int64_t  ne[4];
+    size_t   nb[4];
+    void   * data;
+    void  (* to_float)(const void * src, float * dst, int64_t n);
+};
+
+// FLASH_ATTN_EXT: q [dk, n_q, n_head, ne3] f32 or f16, k [dk, n_kv, n_head_kv, ne3], v [dv, n_kv, n_head_kv, ne3],
+// mask f16 [n_kv, n_q, *, *] or NULL, sinks f32 [n_head] or NULL, dst f32 [dv, n_head, n_q, ne3].
+struct ggml_ext_attention {
+    struct ggml_ext_tensor         q, k, v, dst;
+    const struct ggml_ext_tensor * mask;
+    const struct ggml_ext_tensor * sinks;
+    float scale;
+    float max_bias;
+    float logit_softcap;
+};
+
+// Can it be served? The message says why not. Shapes and types alone are looked at, not `data`.
+bool   ggml_ext_attention_supports(const struct ggml_ext_attention * op, char * err, size_t err_size);
+size_t ggml_ext_attention_work_size(const struct ggml_ext_attention * op, int n_threads);
+// Every thread calls _compute, all wait for each other, every thread calls _finish. `work` is shared by all.
+// False: something went wrong inside; dst is filled with NaN so that it shows, and the reason is on stderr.
+bool   ggml_ext_attention_compute(const struct ggml_ext_attention * op, int ith, int nth, void * work, size_t work_size);
+bool   ggml_ext_attention_finish (const struct ggml_ext_attention * op, int ith, int nth, void * work, size_t work_size);
+
+// MUL_MAT with k of ours: dst[i, j] = k_row(i) . q_row(j), broadcast over dims 2 and 3 as ggml does; q f32 or f16.
+bool ggml_ext_mul_mat_supports(const struct ggml_ext_tensor * k, const struct ggml_ext_tensor * q);
+bool ggml_ext_mul_mat(const struct ggml_ext_tensor * k, const struct ggml_ext_tensor * q,
+                      const struct ggml_ext_tensor * dst, int ith, int nth);
+
+// SET_ROWS: dst row rows[i] = encode(src row i); index tensor i32 or i64 (index_bytes 4 or 8).
+bool ggml_ext_set_rows_supports(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src);
+bool ggml_ext_set_rows(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src,
+                       const struct ggml_ext_tensor * rows, int index_bytes, int ith, int nth);
+
+// GET_ROWS: dst row i = decode(src row rows[i]), dst f32, rows i32.
+bool ggml_ext_get_rows_supports(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src);
+bool ggml_ext_get_rows(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src,
+                       const struct ggml_ext_tensor * rows, int ith, int nth);
+
+// CPY, DUP, CONT: between a type of ours and f32 or f16 or itself, any strides, shapes that hold the same rows.
+bool ggml_ext_copy_supports(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src);
+bool ggml_ext_copy(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src, int ith, int nth);
+
+// The instruction set in use ("avx512", "avx2", "neon", "scalar"); GGML_EXT_ISA in the environment chooses a lesser one.
+const char * ggml_ext_isa(void);
+
+#ifdef __cplusplus
+}
+#endif
