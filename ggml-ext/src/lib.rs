@@ -1,1 +1,16 @@
-//! KV-cache types.
+//! KV-cache types for ggml and llama.cpp.
+//!
+//! Data flows one way: f32 rows -> codec (encode) -> cache bytes -> attention (reads bytes) -> f32 output.
+
+#![deny(unsafe_op_in_unsafe_fn)]
+#![warn(missing_docs)]
+
+pub mod attention;
+pub mod codec;
+pub mod ffi;
+pub mod isa;
+pub mod lanes;
+pub mod rotation;
+pub mod rows;
+pub mod table;
+pub mod tensor;

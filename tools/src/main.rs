@@ -1,1 +1,155 @@
-fn main() {}
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand, ValueEnum};
+use kv::source::{self, Source};
+use kv::{build_tree, compare, patch, project_root, run, suite, types};
+
+const ENVIRONMENT: &str = "\
+Environment:
+  KV_CACHE_DIR   where downloads and builds are kept (default: ~/.cache/ggml-kv)
+  KV_BIN_DIR     folder of tools that were built some other way; nothing is built then
+  KV_PYTHON      the Python whose pip is used (default: python3)
+  LLAMA_CPP_DIR  your own llama.cpp tree instead of the pinned one; it is copied, never changed";
+
+/// Compressed KV-cache types for llama.cpp: build, compare, test.
+#[derive(Parser)]
+#[command(name = "cargo kv", bin_name = "cargo kv", version, after_help = ENVIRONMENT)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Quality, size and speed of K/V pairs against f16
+    Compare(compare::Options),
+    /// Everything that proves the project; ends with `N passed, N failed, N skipped`
+    Test(suite::Options),
+    /// Build llama.cpp's tools with the types; prints their folder
+    Build {
+        #[command(flatten)]
+        options: build_tree::Options,
+        /// CMake target instead of the tools (repeatable)
+        #[arg(long, value_name = "NAME")]
+        target: Vec<String>,
+    },
+    /// The type table
+    Types {
+        #[arg(long)]
+        json: bool,
+    },
+    /// The patches against a llama.cpp tree of yours
+    #[command(group = clap::ArgGroup::new("what").required(true))]
+    Patch {
+        /// Say which apply; DIR stays as it is
+        #[arg(long, value_name = "DIR", group = "what")]
+        check: Option<PathBuf>,
+        /// Apply all of them or, where one does not fit, none
+        #[arg(long, value_name = "DIR", group = "what")]
+        apply: Option<PathBuf>,
+    },
+    /// Fetch and patch llama.cpp; prints the folder of the patched copy
+    Fetch {
+        #[arg(long, value_enum, default_value = "full")]
+        tree: Tree,
+        /// Your own llama.cpp tree instead of the pinned one (also: LLAMA_CPP_DIR)
+        #[arg(long, value_name = "DIR")]
+        llama_cpp: Option<PathBuf>,
+    },
+    /// llama-cli, llama-server, llama-perplexity, llama-bench, …: `cargo kv llama-cli -- ARGUMENTS`
+    #[command(external_subcommand)]
+    Tool(Vec<OsString>),
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Tree {
+    /// With all tools
+    Full,
+    /// The library that Rust users get
+    Crate,
+}
+
+fn main() -> ExitCode {
+    match dispatch(Arguments::parse().verb) {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(verb: Verb) -> Result<ExitCode> {
+    match verb {
+        Verb::Compare(options) => compare::compare(&options)?,
+        Verb::Test(options) => return suite::test(&options),
+        Verb::Build { options, target } => println!("{}", build_tree::build(&options, &target)?.display()),
+        Verb::Types { json: true } => println!("{}", serde_json::to_string_pretty(&types::as_json())?),
+        Verb::Types { json: false } => print!("{}", types::as_text()),
+        Verb::Patch { check: Some(tree), .. } => return patch_check(&tree),
+        Verb::Patch { apply, .. } => patch_apply(&apply.unwrap_or_default())?,
+        Verb::Fetch { tree, llama_cpp } => {
+            let tree = match tree {
+                Tree::Full => source::Tree::Full,
+                Tree::Crate => source::Tree::Crate,
+            };
+            println!("{}", source::patched(&Source::choose(tree, llama_cpp)?)?.dir.display());
+        }
+        Verb::Tool(words) => run::tool(&words)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn patch_check(tree: &std::path::Path) -> Result<ExitCode> {
+    let patches = patch::load(&project_root().join("patches"))?;
+    let outcomes = patch::plan(tree, &patches)?.outcomes;
+    let mut code = ExitCode::SUCCESS;
+    for (p, outcome) in patches.iter().zip(&outcomes) {
+        println!("{}: {outcome}", p.name);
+        if let patch::Outcome::Fails { message, .. } = outcome {
+            eprintln!("{}", message.trim());
+            code = ExitCode::FAILURE;
+        }
+    }
+    Ok(code)
+}
+
+fn patch_apply(tree: &std::path::Path) -> Result<()> {
+    let patches = patch::load(&project_root().join("patches"))?;
+    for (p, outcome) in patches.iter().zip(patch::apply(tree, &patches)?) {
+        let done = if outcome == patch::Outcome::Applies { "applied".into() } else { outcome.to_string() };
+        println!("{}: {done}", p.name);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_holds_together() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn tools_take_their_arguments_untouched() {
+        let words = ["cargo kv", "llama-cli", "--", "-st", "--temp", "0", "--help"];
+        let Verb::Tool(got) = Arguments::try_parse_from(words).unwrap_or_else(|e| panic!("{e}")).verb else {
+            panic!("not a tool")
+        };
+        assert_eq!(got[0], "llama-cli");
+        assert!(got[1..].ends_with(&["-st", "--temp", "0", "--help"].map(OsString::from)));
+    }
+
+    #[test]
+    fn patch_wants_one_of_its_two() {
+        assert!(Arguments::try_parse_from(["cargo kv", "patch"]).is_err());
+        assert!(Arguments::try_parse_from(["cargo kv", "patch", "--check", "a", "--apply", "b"]).is_err());
+        assert!(Arguments::try_parse_from(["cargo kv", "patch", "--check", "a"]).is_ok());
+    }
+}

@@ -1,0 +1,152 @@
+// The shim's part in ggml-base: our types as ggml's type traits, and the questions that come up when a cache is made.
+
+#include "ggml-ext-seam.h"
+
+#include <array>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace {
+
+constexpr int N_TYPES = GGML_EXT_TYPE_LIMIT - GGML_EXT_TYPE_BASE;
+
+// ggml's row functions get no type, so there is one of each per id.
+template <int ID> void to_float(const void * src, float * dst, int64_t n) {
+    ggml_ext_decode(ID, src, dst, n);
+}
+
+template <int ID> void from_float_ref(const float * src, void * dst, int64_t n) {
+    ggml_ext_encode_ref(ID, src, dst, n);
+}
+
+template <int ID> ggml_type_traits traits_of() {
+    const ggml_ext_type * type = ggml_ext_type_get(ID);
+    if (!type) {
+        return { "unknown", 1, 0, 0, false, nullptr, nullptr };
+    }
+    if (type->head_size == 0) {
+        return { type->name, 1, 0, 0, true, nullptr, nullptr };
+    }
+    return { type->name, type->head_size, 0, type->row_bytes, true, to_float<ID>, from_float_ref<ID> };
+}
+
+template <int... I> std::array<ggml_type_traits, N_TYPES> traits_of_all(std::integer_sequence<int, I...>) {
+    return { { traits_of<GGML_EXT_TYPE_BASE + I>()... } };
+}
+
+// Would the device write rows of this type? Its answer for SET_ROWS is the one that backends give by naming types.
+bool device_writes(ggml_backend_dev_t dev, ggml_type type, int32_t head_size) {
+    const ggml_init_params params = { 4*ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true };
+    const std::unique_ptr<ggml_context, void (*)(ggml_context *)> ctx(ggml_init(params), ggml_free);
+
+    ggml_tensor * dst  = ggml_new_tensor_2d(ctx.get(), type,          head_size, 2);
+    ggml_tensor * src  = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, head_size, 1);
+    ggml_tensor * rows = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, 1);
+
+    return ggml_backend_dev_supports_op(dev, ggml_set_rows(ctx.get(), dst, src, rows));
+}
+
+}  // namespace
+
+const ggml_type_traits * ggml_ext_type_traits(ggml_type type) {
+    static const std::array<ggml_type_traits, N_TYPES> all = traits_of_all(std::make_integer_sequence<int, N_TYPES>());
+    static const ggml_type_traits unknown = { "unknown", 1, 0, 0, false, nullptr, nullptr };
+
+    return ggml_ext_is_ours(type) ? &all[(uint32_t) type - GGML_EXT_TYPE_BASE] : &unknown;
+}
+
+bool ggml_ext_is_concrete(ggml_type type) {
+    return ggml_ext_type_traits(type)->type_size != 0;
+}
+
+size_t ggml_ext_quantize(ggml_type type, const float * src, void * dst, int64_t nrows, int64_t n_per_row) {
+    if (!ggml_ext_is_concrete(type)) {
+        return 0;
+    }
+    const size_t row_size = ggml_row_size(type, n_per_row);
+    for (int64_t i = 0; i < nrows; i++) {
+        ggml_ext_type_traits(type)->from_float_ref(src + i*n_per_row, (char *) dst + i*row_size, n_per_row);
+    }
+    return nrows*row_size;
+}
+
+bool ggml_ext_concerns(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_NONE:
+        case GGML_OP_VIEW:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_PERMUTE:
+        case GGML_OP_TRANSPOSE:
+            return false;
+        default:
+            break;
+    }
+    if ((uint32_t) op->type >= GGML_TYPE_COUNT) {
+        return true;
+    }
+    for (const ggml_tensor * src : op->src) {
+        if (src && (uint32_t) src->type >= GGML_TYPE_COUNT) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool ggml_ext_device_serves(ggml_backend_dev_t dev) {
+    const char * name = ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev));
+    // "RPC[host:port]": what stands behind it is the server's to know
+    return strcmp(name, "CPU") == 0 || strncmp(name, "RPC", 3) == 0;
+}
+
+ggml_type ggml_ext_cache_type_for(ggml_type type, char side, int32_t layer, int32_t head_size, ggml_backend_dev_t dev,
+                                  char * err, size_t err_size) {
+    const int32_t id = ggml_ext_resolve(type, side, layer, head_size, err, err_size);
+    if (id < 0) {
+        return GGML_TYPE_COUNT;
+    }
+
+    const ggml_type res = (ggml_type) id;
+    if (!ggml_ext_is_ours(res)) {
+        return res;
+    }
+    if (ggml_blck_size(res) != head_size) {
+        snprintf(err, err_size, "layer %d: cache type %s does not fit its %c head size of %d: ask for the family %s",
+                 layer, ggml_type_name(res), side, head_size, ggml_ext_type_get(id)->family);
+        return GGML_TYPE_COUNT;
+    }
+    if (dev && !device_writes(dev, res, head_size)) {
+        snprintf(err, err_size, "layer %d: device %s does not serve cache type %s: keep the cache on the CPU "
+                 "(-nkvo, --no-kv-offload) or choose another type", layer, ggml_backend_dev_name(dev), ggml_type_name(type));
+        return GGML_TYPE_COUNT;
+    }
+    return res;
+}
+
+// The library is an archive: what ggml-base does not mention would not become part of it, and the CPU backends,
+// llama.cpp and its tools find these functions in ggml-base alone where libraries are shared.
+extern "C" const void * const ggml_ext_entry_points[];
+extern "C" const void * const ggml_ext_entry_points[] = {
+    (const void *) ggml_ext_type_get,
+    (const void *) ggml_ext_type_from_name,
+    (const void *) ggml_ext_family_names,
+    (const void *) ggml_ext_check_cache,
+    (const void *) ggml_ext_resolve,
+    (const void *) ggml_ext_encode,
+    (const void *) ggml_ext_decode,
+    (const void *) ggml_ext_encode_ref,
+    (const void *) ggml_ext_attention_supports,
+    (const void *) ggml_ext_attention_work_size,
+    (const void *) ggml_ext_attention_compute,
+    (const void *) ggml_ext_attention_finish,
+    (const void *) ggml_ext_mul_mat_supports,
+    (const void *) ggml_ext_mul_mat,
+    (const void *) ggml_ext_set_rows_supports,
+    (const void *) ggml_ext_set_rows,
+    (const void *) ggml_ext_get_rows_supports,
+    (const void *) ggml_ext_get_rows,
+    (const void *) ggml_ext_copy_supports,
+    (const void *) ggml_ext_copy,
+    (const void *) ggml_ext_isa,
+};

@@ -1,0 +1,244 @@
+// The shim's part in the CPU backend: an extra that claims every op on our types which the library serves.
+//
+// The CPU backend asks each of its extras for each op and each thread, so the claim looks at the op and at a type or two
+// and at nothing else. What is claimed here is what supports_op admits: a graph that was placed by supports_op never
+// meets an op of ours that the library refuses.
+
+#include "ggml-ext-seam.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-cpu-impl.h"
+#include "ggml-impl.h"
+#include "traits.h"
+
+#include <array>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr int N_TYPES = GGML_EXT_TYPE_LIMIT - GGML_EXT_TYPE_BASE;
+
+template <int ID> void from_float(const float * src, void * dst, int64_t n) {
+    ggml_ext_encode(ID, src, dst, n);
+}
+
+// For ggml's own loops that ask the traits instead of the op; ours compute without decoding.
+float decode_and_dot(int id, int n, const void * x, const float * y) {
+    static thread_local std::vector<float> row;
+    row.resize(n);
+    ggml_ext_decode(id, x, row.data(), n);
+
+    double sum = 0.0;
+    for (int i = 0; i < n; i++) {
+        sum += (double) row[i]*y[i];
+    }
+    return (float) sum;
+}
+
+template <int ID> void vec_dot(int n, float * s, size_t, const void * x, size_t, const void * y, size_t, int) {
+    *s = decode_and_dot(ID, n, x, (const float *) y);
+}
+
+template <int ID> ggml_type_traits_cpu traits_of() {
+    if (!ggml_ext_is_concrete((ggml_type) ID)) {
+        return { nullptr, nullptr, GGML_TYPE_F32, 1 };
+    }
+    return { from_float<ID>, vec_dot<ID>, GGML_TYPE_F32, 1 };
+}
+
+template <int... I> std::array<ggml_type_traits_cpu, N_TYPES> traits_of_all(std::integer_sequence<int, I...>) {
+    return { { traits_of<GGML_EXT_TYPE_BASE + I>()... } };
+}
+
+ggml_ext_tensor describe(const ggml_tensor * t) {
+    ggml_ext_tensor res = {};
+    res.type = t->type;
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        res.ne[i] = t->ne[i];
+        res.nb[i] = t->nb[i];
+    }
+    res.data = t->data;
+    if (!ggml_ext_is_ours(t->type)) {
+        res.to_float = ggml_get_type_traits(t->type)->to_float;
+    }
+    return res;
+}
+
+// FLASH_ATTN_EXT as the library sees it. `mask` and `sinks` point into the object, so it stays where it is.
+struct attention {
+    ggml_ext_tensor    mask  = {};
+    ggml_ext_tensor    sinks = {};
+    ggml_ext_attention op    = {};
+
+    explicit attention(const ggml_tensor * t) {
+        op.q   = describe(t->src[0]);
+        op.k   = describe(t->src[1]);
+        op.v   = describe(t->src[2]);
+        op.dst = describe(t);
+        if (t->src[3]) {
+            mask    = describe(t->src[3]);
+            op.mask = &mask;
+        }
+        if (t->src[4]) {
+            sinks    = describe(t->src[4]);
+            op.sinks = &sinks;
+        }
+        memcpy(&op.scale,         (const float *) t->op_params + 0, sizeof(float));
+        memcpy(&op.max_bias,      (const float *) t->op_params + 1, sizeof(float));
+        memcpy(&op.logit_softcap, (const float *) t->op_params + 2, sizeof(float));
+    }
+
+    attention(const attention &) = delete;
+    attention & operator=(const attention &) = delete;
+};
+
+bool claims(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_FLASH_ATTN_EXT:
+            return ggml_ext_is_ours(op->src[1]->type) || ggml_ext_is_ours(op->src[2]->type);
+        case GGML_OP_SET_ROWS:
+            return ggml_ext_is_ours(op->type);
+        case GGML_OP_MUL_MAT:
+        case GGML_OP_GET_ROWS:
+            return ggml_ext_is_ours(op->src[0]->type);
+        case GGML_OP_CPY:
+        case GGML_OP_DUP:
+        case GGML_OP_CONT:
+            return ggml_ext_is_ours(op->src[0]->type) || ggml_ext_is_ours(op->type);
+        default:
+            return false;
+    }
+}
+
+bool compute(const ggml_compute_params * params, const ggml_tensor * op) {
+    const int ith = params->ith;
+    const int nth = params->nth;
+
+    if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+        const attention att(op);
+        const bool computed = ggml_ext_attention_compute(&att.op, ith, nth, params->wdata, params->wsize);
+        ggml_barrier(params->threadpool);
+        return ggml_ext_attention_finish(&att.op, ith, nth, params->wdata, params->wsize) && computed;
+    }
+
+    const ggml_ext_tensor dst  = describe(op);
+    const ggml_ext_tensor src0 = describe(op->src[0]);
+
+    switch (op->op) {
+        case GGML_OP_SET_ROWS: {
+            const ggml_ext_tensor rows = describe(op->src[1]);
+            return ggml_ext_set_rows(&dst, &src0, &rows, op->src[1]->type == GGML_TYPE_I64 ? 8 : 4, ith, nth);
+        }
+        case GGML_OP_GET_ROWS: {
+            const ggml_ext_tensor rows = describe(op->src[1]);
+            return ggml_ext_get_rows(&dst, &src0, &rows, ith, nth);
+        }
+        case GGML_OP_MUL_MAT: {
+            const ggml_ext_tensor src1 = describe(op->src[1]);
+            return ggml_ext_mul_mat(&src0, &src1, &dst, ith, nth);
+        }
+        default:
+            return ggml_ext_copy(&dst, &src0, ith, nth);
+    }
+}
+
+class ext_traits : public ggml::cpu::tensor_traits {
+    bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
+        size = 0;
+        if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+            const attention att(op);
+            size = ggml_ext_attention_work_size(&att.op, n_threads);
+        }
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        if (!compute(params, op)) {
+            GGML_LOG_ERROR("ggml-ext: %s failed for %s (%s)\n", ggml_op_name(op->op), op->name, ggml_type_name(op->type));
+        }
+        return true;
+    }
+};
+
+class ext_buffer_type : public ggml::cpu::extra_buffer_type {
+    // asked for tensors that live in this buffer type: there are none, and weights must not get the idea
+    bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
+
+    ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {
+        static ext_traits traits;
+        return claims(op) ? &traits : nullptr;
+    }
+};
+
+const char * buft_name(ggml_backend_buffer_type_t) {
+    return "CPU_EXT";
+}
+
+ggml_backend_buffer_t buft_alloc(ggml_backend_buffer_type_t, size_t) {
+    return nullptr;
+}
+
+size_t buft_alignment(ggml_backend_buffer_type_t) {
+    return GGML_MEM_ALIGN;
+}
+
+}  // namespace
+
+const ggml_type_traits_cpu * ggml_ext_type_traits_cpu(ggml_type type) {
+    static const std::array<ggml_type_traits_cpu, N_TYPES> all = traits_of_all(std::make_integer_sequence<int, N_TYPES>());
+    static const ggml_type_traits_cpu unknown = { nullptr, nullptr, GGML_TYPE_F32, 1 };
+
+    return ggml_ext_is_ours(type) ? &all[(uint32_t) type - GGML_EXT_TYPE_BASE] : &unknown;
+}
+
+ggml_backend_buffer_type_t ggml_ext_cpu_buffer_type(void) {
+    static ext_buffer_type context;
+    static ggml_backend_buffer_type buft = {
+        /* .iface   = */ {
+            /* .get_name       = */ buft_name,
+            /* .alloc_buffer   = */ buft_alloc,
+            /* .get_alignment  = */ buft_alignment,
+            /* .get_max_size   = */ nullptr,
+            /* .get_alloc_size = */ nullptr,
+            /* .is_host        = */ nullptr,
+        },
+        /* .device  = */ ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0),
+        /* .context = */ &context,
+    };
+    return &buft;
+}
+
+bool ggml_ext_cpu_supports_op(const ggml_tensor * op) {
+    if (op->op == GGML_OP_LIGHTNING_INDEXER) {
+        // ggml's own code, through to_float: K rows only, each the row of one head
+        const ggml_tensor * k = op->src[1];
+        return ggml_ext_is_concrete(k->type) && k->ne[0] == ggml_blck_size(k->type) && !ggml_ext_is_ours(op->type) &&
+               !ggml_ext_is_ours(op->src[0]->type) && !ggml_ext_is_ours(op->src[2]->type);
+    }
+    if (!claims(op)) {
+        return false;
+    }
+    if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+        const attention att(op);
+        char err[256];
+        return ggml_ext_attention_supports(&att.op, err, sizeof(err));
+    }
+
+    const ggml_ext_tensor dst  = describe(op);
+    const ggml_ext_tensor src0 = describe(op->src[0]);
+
+    switch (op->op) {
+        case GGML_OP_SET_ROWS:
+            return ggml_ext_set_rows_supports(&dst, &src0);
+        case GGML_OP_GET_ROWS:
+            return ggml_ext_get_rows_supports(&dst, &src0);
+        case GGML_OP_MUL_MAT: {
+            const ggml_ext_tensor src1 = describe(op->src[1]);
+            return ggml_ext_mul_mat_supports(&src0, &src1);
+        }
+        default:
+            return ggml_ext_copy_supports(&dst, &src0);
+    }
+}

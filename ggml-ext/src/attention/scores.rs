@@ -1,0 +1,73 @@
+//! MUL_MAT with compressed keys: what llama.cpp does where flash attention is off.
+
+use crate::codec::plain::Plain;
+use crate::isa::{kernels, LevelBlock, Role, CELLS};
+use crate::rotation::MAX_HEAD;
+use crate::tensor::{read_floats, Side, Tensor};
+
+/// Query rows that are multiplied together.
+const ROWS: usize = 16;
+
+/// Can `k` of ours be multiplied by `q`?
+pub fn mul_mat_supports(k: &Tensor, q: &Tensor) -> bool {
+    k.concrete().is_some_and(|c| {
+        let sizes = k.n(0) == c.head_size && q.n(0) == c.head_size;
+        sizes && q.is_float() && k.n(2) > 0 && k.n(3) > 0 && q.n(2) % k.n(2) == 0 && q.n(3) % k.n(3) == 0
+    })
+}
+
+/// The share of a thread of dst[i, j] = k_row(i) . q_row(j).
+///
+/// # Safety
+/// The tensors hold what their shapes say.
+pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usize) -> Result<(), String> {
+    if !mul_mat_supports(k, q) || dst.plain() != Some(Plain::F32) || dst.nb[0] != 4 {
+        return Err("MUL_MAT of shapes or types that were not offered".into());
+    }
+    let side = Side::new(k, "K")?;
+    let (size, width) = (side.size, side.width);
+    let kernels = kernels();
+    let mut levels = vec![0i8; CELLS * width];
+    let mut scales = vec![0.0f32; CELLS * width / 4];
+    let mut q8 = vec![0i8; ROWS * width];
+    let mut scores = [0.0f32; ROWS * CELLS];
+    let block = LevelBlock { levels: levels.as_mut_ptr(), scales: scales.as_mut_ptr(), width };
+    let blocks = k.n(1).div_ceil(CELLS);
+    let mine = blocks * ith / nth..blocks * (ith + 1) / nth;
+    for i3 in 0..q.n(3) {
+        for i2 in 0..q.n(2) {
+            let (head, stream) = (i2 / (q.n(2) / k.n(2)), i3 / (q.n(3) / k.n(3)));
+            for first_row in (0..q.n(1)).step_by(ROWS) {
+                let rows = ROWS.min(q.n(1) - first_row);
+                let mut q_scales = [0.0f32; ROWS];
+                for r in 0..rows {
+                    let (mut plain, mut rotated) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
+                    // SAFETY: a row of q; kernels run on the CPU they were chosen for.
+                    unsafe {
+                        let row = q.row(first_row + r, i2, i3);
+                        read_floats(q.plain().unwrap_or(Plain::F32), row, q.nb[0], &mut plain[..size]);
+                        if let Some(rotation) = side.rotation {
+                            (kernels.rotate)(rotation, &plain[..size], &mut rotated);
+                        }
+                        let out = q8.as_mut_ptr().add(r * width);
+                        q_scales[r] = (kernels.quantize_query)(&rotated[..size], out, width);
+                    }
+                }
+                for b in mine.clone() {
+                    let first = b * CELLS;
+                    let n = CELLS.min(k.n(1) - first);
+                    // SAFETY: n cells of K, buffers of CELLS cells and ROWS rows, n values of rows of dst.
+                    unsafe {
+                        side.levels(kernels, first, n, head, stream, Role::Dot, block);
+                        (kernels.dot_levels)(block, n, q8.as_ptr(), &q_scales[..rows], scores.as_mut_ptr());
+                        for r in 0..rows {
+                            let out = dst.row(first_row + r, i2, i3).cast::<f32>().add(first);
+                            std::slice::from_raw_parts_mut(out, n).copy_from_slice(&scores[r * CELLS..][..n]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,4 @@
+//! How rows are stored. A codec knows nothing of ggml, and the instruction sets know nothing of attention.
+
+pub mod plain;
+pub mod srft;

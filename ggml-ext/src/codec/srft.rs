@@ -1,0 +1,525 @@
+//! srft8, srft4, srft3, srft2: a rotated row as table codes with one f16 scale per group.
+//!
+//! A row is the SRFT of one head of one cell (see [`crate::rotation`]), cut into groups of 32 values (16 where 32 does
+//! not divide the head size). A value is stored as a code into a table of 8-bit levels and decodes to
+//! `level * scale / 128`, the scale being one f16 per group, its sign included.
+//!
+//! ```text
+//! row    = scales: f16 x groups | codes of chunk 0 | codes of chunk 1 | …
+//! chunks = 64 values while 64 remain, then 32, then 16
+//! 4 bit    byte j of c/2:  value j | value j+c/2 << 4
+//! 2 bit    byte j of c/4:  value j | j+c/4 << 2 | j+2c/4 << 4 | j+3c/4 << 6
+//! 3 bit    the two low bits as 2 bit, then c/8 bytes with the high bit of value i in bit i%8 of byte i/8
+//! 8 bit    the level itself
+//! ```
+//!
+//! So a vector unit widens a chunk with shifts and masks alone and values come out in order, and 64 high bits of a
+//! 3-bit chunk are one mask register.
+//!
+//! Tables. The largest value of a group, sign included, maps to level -127; the other levels were fitted to
+//! Gaussian groups of 32 under the search below (the sign trick makes the distribution lopsided, hence the lopsided
+//! tables). Mean squared error on N(0,1): 4 bit 0.0056, 3 bit 0.024, 2 bit 0.109; without the search, with tables
+//! fitted for that: 0.0061, 0.027, 0.120; absmax with an even grid: 0.0094 at 4 bits.
+//!
+//! Encoding a group: five scales around that of the largest value are tried and the one with the least squared error
+//! is kept; the codes are fitted once more with its least-squares scale; the stored scale is the unbiased one,
+//! sum(x^2) / sum(x q). The least-squares scale would have a slightly smaller error, but its reconstruction is
+//! biased towards zero, and attention averages noise away and bias not.
+//!
+//! What is not a number counts as 0 and what is beyond +-1e6 as +-1e6, so a bad row stays finite and harms no other.
+
+use crate::lanes::{round_even, Lanes, LANES};
+use crate::rotation::{Rotation, HEAD_SIZES, MAX_HEAD};
+use half::f16;
+
+/// Values that share a scale, where the head size allows.
+pub const GROUP: usize = 32;
+/// The largest number of groups of a row.
+pub const MAX_GROUPS: usize = MAX_HEAD / GROUP;
+
+/// A decoded value is level * scale / SCALE_UNIT, which keeps the stored scale in the range of the values themselves.
+pub const SCALE_UNIT: f32 = 128.0;
+
+const INPUT_LIMIT: f32 = 1e6;
+/// Groups below this would get a scale that f16 cannot hold.
+const SMALLEST: f32 = 1e-9;
+
+/// A table and the search that belongs to it.
+pub struct Levels<const N: usize> {
+    /// The levels, ascending.
+    pub table: [i8; N],
+    /// Scales to try, relative to the one that maps the largest value to the first level.
+    search: [f32; 5],
+}
+
+/// 4 bits.
+pub const LEVELS_4: Levels<16> = Levels {
+    table: [-127, -98, -78, -61, -46, -32, -19, -7, 6, 18, 31, 44, 57, 72, 90, 112],
+    search: [0.85, 0.9175, 0.985, 1.0525, 1.12],
+};
+/// 3 bits.
+pub const LEVELS_3: Levels<8> =
+    Levels { table: [-127, -77, -44, -17, 8, 34, 63, 101], search: [0.75, 0.85, 0.95, 1.05, 1.15] };
+/// 2 bits.
+pub const LEVELS_2: Levels<4> = Levels { table: [-127, -44, 18, 88], search: [0.6, 0.75, 0.9, 1.05, 1.2] };
+
+/// The row format: bits of a code and the head size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Srft {
+    bits: u32,
+    size: usize,
+}
+
+impl Srft {
+    /// None where no such format exists.
+    pub fn new(bits: u32, size: usize) -> Option<Srft> {
+        (matches!(bits, 2 | 3 | 4 | 8) && HEAD_SIZES.contains(&size)).then_some(Srft { bits, size })
+    }
+
+    /// Bits of a code.
+    pub fn bits(self) -> u32 {
+        self.bits
+    }
+
+    /// Values of a row.
+    pub fn size(self) -> usize {
+        self.size
+    }
+
+    /// Values of a group.
+    pub fn group(self) -> usize {
+        if self.size % GROUP == 0 {
+            GROUP
+        } else {
+            GROUP / 2
+        }
+    }
+
+    /// Groups of a row.
+    pub fn groups(self) -> usize {
+        self.size / self.group()
+    }
+
+    /// Bytes of the scales, which come first.
+    pub fn scale_bytes(self) -> usize {
+        2 * self.groups()
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(self) -> usize {
+        self.scale_bytes() + self.size * self.bits as usize / 8
+    }
+
+    /// The rotation of this head size.
+    pub fn rotation(self) -> &'static Rotation {
+        Rotation::of(self.size).expect("checked by new")
+    }
+
+    /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
+    #[inline(always)]
+    pub fn encode(self, x: &[f32], row: &mut [u8]) {
+        let mut clean = [0.0f32; MAX_HEAD];
+        for (c, &x) in clean[..self.size].iter_mut().zip(x) {
+            let x = if x.is_nan() { 0.0 } else { x };
+            *c = x.clamp(-INPUT_LIMIT, INPUT_LIMIT);
+        }
+        let mut rotated = [0.0f32; MAX_HEAD];
+        self.rotation().forward(&clean, &mut rotated);
+        self.encode_rotated(&rotated[..self.size], row);
+    }
+
+    /// The same without the rotation.
+    #[inline(always)]
+    pub fn encode_rotated(self, x: &[f32], row: &mut [u8]) {
+        let (scales, body) = row[..self.row_bytes()].split_at_mut(self.scale_bytes());
+        let mut codes = [0u8; MAX_HEAD];
+        let group = self.group();
+        for (g, (x, codes)) in x.chunks_exact(group).zip(codes.chunks_exact_mut(group)).enumerate() {
+            let scale = match (self.bits, group) {
+                (8, _) => encode_8(x, codes),
+                (4, GROUP) => encode_group::<16, 2>(&LEVELS_4, x, codes),
+                (4, _) => encode_group::<16, 1>(&LEVELS_4, x, codes),
+                (3, GROUP) => encode_group::<8, 2>(&LEVELS_3, x, codes),
+                (3, _) => encode_group::<8, 1>(&LEVELS_3, x, codes),
+                (_, GROUP) => encode_group::<4, 2>(&LEVELS_2, x, codes),
+                _ => encode_group::<4, 1>(&LEVELS_2, x, codes),
+            };
+            let stored = f16::from_f32((scale * SCALE_UNIT).clamp(-65504.0, 65504.0));
+            scales[2 * g..2 * g + 2].copy_from_slice(&stored.to_le_bytes());
+        }
+        self.pack(&codes[..self.size], body);
+    }
+
+    /// Decodes one head.
+    #[inline(always)]
+    pub fn decode(self, row: &[u8], x: &mut [f32]) {
+        let mut rotated = [0.0f32; MAX_HEAD];
+        self.decode_rotated(row, &mut rotated[..self.size]);
+        self.rotation().backward(&rotated, x);
+    }
+
+    /// The same without the rotation.
+    #[inline(always)]
+    pub fn decode_rotated(self, row: &[u8], x: &mut [f32]) {
+        let (mut levels, mut scales) = ([0i8; MAX_HEAD], [0.0f32; MAX_HEAD / 16]);
+        self.unpack(row, &mut levels[..self.size], &mut scales);
+        let group = self.group();
+        for (g, x) in x[..self.size].chunks_exact_mut(group).enumerate() {
+            for (x, &level) in x.iter_mut().zip(&levels[g * group..]) {
+                *x = f32::from(level) * scales[g];
+            }
+        }
+    }
+
+    /// Levels and scales (SCALE_UNIT taken out) of a row.
+    #[inline(always)]
+    pub fn unpack(self, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
+        let (stored, body) = row[..self.row_bytes()].split_at(self.scale_bytes());
+        for (s, b) in scales.iter_mut().zip(stored.chunks_exact(2)) {
+            *s = finite(f16::from_le_bytes([b[0], b[1]])) / SCALE_UNIT;
+        }
+        for (start, c) in self.chunks() {
+            let bytes = &body[start * self.bits as usize / 8..][..c * self.bits as usize / 8];
+            for (i, level) in levels[start..start + c].iter_mut().enumerate() {
+                *level = match self.bits {
+                    8 => bytes[i] as i8,
+                    4 => LEVELS_4.table[usize::from(bytes[i % (c / 2)] >> (4 * (i / (c / 2))) & 15)],
+                    3 => {
+                        LEVELS_3.table[usize::from(two_bits(bytes, i, c) | (bytes[c / 4 + i / 8] >> (i % 8) & 1) << 2)]
+                    }
+                    _ => LEVELS_2.table[usize::from(two_bits(bytes, i, c))],
+                };
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn pack(self, codes: &[u8], body: &mut [u8]) {
+        body.fill(0);
+        for (start, c) in self.chunks() {
+            let codes = &codes[start..start + c];
+            let bytes = &mut body[start * self.bits as usize / 8..][..c * self.bits as usize / 8];
+            match self.bits {
+                8 => bytes.copy_from_slice(codes),
+                4 => {
+                    for (j, b) in bytes.iter_mut().enumerate() {
+                        *b = codes[j] | codes[j + c / 2] << 4;
+                    }
+                }
+                bits => {
+                    let (low, high) = bytes.split_at_mut(c / 4);
+                    for (j, b) in low.iter_mut().enumerate() {
+                        *b = (0..4).fold(0, |b, part| b | (codes[j + part * c / 4] & 3) << (2 * part));
+                    }
+                    if bits == 3 {
+                        for (i, b) in high.iter_mut().enumerate() {
+                            *b = (0..8).fold(0, |b, bit| b | (codes[8 * i + bit] >> 2) << bit);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// (first value, values) of each chunk.
+    pub fn chunks(self) -> impl Iterator<Item = (usize, usize)> {
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let c = [64, 32, 16].into_iter().find(|c| start + c <= self.size)?;
+            start += c;
+            Some((start - c, c))
+        })
+    }
+}
+
+#[inline(always)]
+fn two_bits(bytes: &[u8], i: usize, c: usize) -> u8 {
+    bytes[i % (c / 4)] >> (2 * (i / (c / 4))) & 3
+}
+
+/// Any bytes decode to something finite.
+#[inline(always)]
+pub fn finite(scale: f16) -> f32 {
+    if scale.is_finite() {
+        scale.to_f32()
+    } else {
+        0.0
+    }
+}
+
+/// The value of largest magnitude, sign included; the positive one of two equals.
+#[inline(always)]
+fn signed_max<const V: usize>(x: &[Lanes; V]) -> f32 {
+    let (mut top, mut bottom) = (x[0], x[0]);
+    for &x in &x[1..] {
+        top = top.max(x);
+        bottom = bottom.min(x);
+    }
+    let (top, bottom) = (top.largest(), bottom.smallest());
+    if -bottom > top {
+        bottom
+    } else {
+        top
+    }
+}
+
+/// Codes of one group of V * 16 values, and its scale.
+#[inline(always)]
+fn encode_group<const N: usize, const V: usize>(levels: &Levels<N>, x: &[f32], codes: &mut [u8]) -> f32 {
+    let x: [Lanes; V] = std::array::from_fn(|v| Lanes::load(&x[v * LANES..]));
+    let largest = signed_max(&x);
+    if largest.abs() < SMALLEST {
+        codes.fill(0);
+        return 0.0;
+    }
+    let first = largest / f32::from(levels.table[0]);
+    let (mut best, mut gain) = (first, f32::NEG_INFINITY);
+    for factor in levels.search {
+        let inverse = 1.0 / (first * factor);
+        let (mut xq, mut qq) = (Lanes::ZERO, Lanes::ZERO);
+        for &x in &x {
+            let q = nearest_level(levels, x, inverse);
+            xq = x.fma(q, xq);
+            qq = q.fma(q, qq);
+        }
+        let (xq, qq) = (xq.sum(), qq.sum());
+        // The squared error is sum(x^2) - (xq)^2 / qq.
+        let g = xq * xq / qq;
+        if g > gain {
+            (best, gain) = (xq / qq, g);
+        }
+    }
+    let inverse = 1.0 / best;
+    let (mut xx, mut xq) = (Lanes::ZERO, Lanes::ZERO);
+    for (v, &x) in x.iter().enumerate() {
+        let code = nearest_code(levels, x, inverse);
+        let q = nearest_level(levels, x, inverse);
+        xx = x.fma(x, xx);
+        xq = x.fma(q, xq);
+        codes[v * LANES..(v + 1) * LANES].copy_from_slice(&code);
+    }
+    xx.sum() / xq.sum()
+}
+
+/// The level nearest to x * inverse, as a float.
+#[inline(always)]
+fn nearest_level<const N: usize>(levels: &Levels<N>, x: Lanes, inverse: f32) -> Lanes {
+    let y = x.times(Lanes::splat(inverse));
+    let mut q = Lanes::splat(f32::from(levels.table[0]));
+    for i in 1..N {
+        let (below, above) = (f32::from(levels.table[i - 1]), f32::from(levels.table[i]));
+        let middle = 0.5 * (below + above);
+        for l in 0..LANES {
+            q.0[l] = if y.0[l] > middle { above } else { q.0[l] };
+        }
+    }
+    q
+}
+
+/// Its place in the table.
+#[inline(always)]
+fn nearest_code<const N: usize>(levels: &Levels<N>, x: Lanes, inverse: f32) -> [u8; LANES] {
+    let y = x.times(Lanes::splat(inverse));
+    let mut code = [0i32; LANES];
+    for i in 1..N {
+        let middle = 0.5 * (f32::from(levels.table[i - 1]) + f32::from(levels.table[i]));
+        for l in 0..LANES {
+            code[l] += i32::from(y.0[l] > middle);
+        }
+    }
+    code.map(|c| c as u8)
+}
+
+/// 8 bits need no table and no search: the grid is even and fine.
+#[inline(always)]
+fn encode_8(x: &[f32], codes: &mut [u8]) -> f32 {
+    let mut top = Lanes::ZERO;
+    for x in x.chunks_exact(LANES) {
+        top = top.max(Lanes(Lanes::load(x).0.map(f32::abs)));
+    }
+    let largest = top.largest();
+    if largest < SMALLEST {
+        codes.fill(0);
+        return 0.0;
+    }
+    let inverse = 127.0 / largest;
+    for (code, &x) in codes.iter_mut().zip(x) {
+        *code = round_even(x * inverse) as i32 as i8 as u8;
+    }
+    largest / 127.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The encoder once more in f64, with plain loops.
+    fn naive_codes(levels: &[i8], search: [f32; 5], x: &[f32]) -> (Vec<usize>, f64) {
+        let x: Vec<f64> = x.iter().map(|&v| v as f64).collect();
+        let nearest = |y: f64| {
+            (0..levels.len())
+                .min_by(|&a, &b| (y - levels[a] as f64).abs().total_cmp(&(y - levels[b] as f64).abs()))
+                .unwrap()
+        };
+        let largest = x.iter().copied().fold(0.0f64, |m, v| if v.abs() > m.abs() { v } else { m });
+        let first = largest / levels[0] as f64;
+        let fit = |scale: f64| {
+            let q: Vec<f64> = x.iter().map(|v| levels[nearest(v / scale)] as f64).collect();
+            let xq: f64 = x.iter().zip(&q).map(|(x, q)| x * q).sum();
+            let qq: f64 = q.iter().map(|q| q * q).sum();
+            let error: f64 = x.iter().zip(&q).map(|(x, q)| (x - q * xq / qq).powi(2)).sum();
+            (error, xq / qq)
+        };
+        let best = search.iter().map(|&f| fit(first * f as f64)).min_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1;
+        let codes: Vec<usize> = x.iter().map(|v| nearest(v / best)).collect();
+        let xx: f64 = x.iter().map(|x| x * x).sum();
+        let xq: f64 = x.iter().zip(&codes).map(|(x, &c)| x * levels[c] as f64).sum();
+        (codes, xx / xq)
+    }
+
+    fn gaussian(n: usize, seed: u64) -> Vec<f32> {
+        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut uniform = move || {
+            s ^= s << 13;
+            s ^= s >> 7;
+            s ^= s << 17;
+            (s >> 11) as f64 / (1u64 << 53) as f64
+        };
+        (0..n)
+            .map(|_| {
+                ((-2.0 * uniform().max(1e-300).ln()).sqrt() * (2.0 * std::f64::consts::PI * uniform()).cos()) as f32
+            })
+            .collect()
+    }
+
+    #[test]
+    fn mean_squared_error_on_gaussian_rows() {
+        for (bits, bound) in [(8, 0.00004), (4, 0.0058), (3, 0.0245), (2, 0.112)] {
+            let f = Srft::new(bits, 128).unwrap();
+            let (mut error, mut bias, mut power) = (0.0f64, 0.0f64, 0.0f64);
+            let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
+            for seed in 0..4000 {
+                let x = gaussian(128, seed);
+                f.encode(&x, &mut row);
+                f.decode(&row, &mut y);
+                for (&x, &y) in x.iter().zip(&y) {
+                    error += (x as f64 - y as f64).powi(2);
+                    bias += (x as f64) * (y as f64 - x as f64);
+                    power += (x as f64).powi(2);
+                }
+            }
+            let mse = error / (4000.0 * 128.0);
+            assert!(mse <= bound, "{bits} bits: {mse}");
+            // sum(x y) = sum(x^2): no shrinking towards zero.
+            assert!((bias / power).abs() < 2e-4, "{bits} bits: bias {}", bias / power);
+        }
+    }
+
+    #[test]
+    fn codes_agree_with_the_naive_encoder() {
+        let mut differ = 0;
+        for seed in 0..2000 {
+            let x = gaussian(32, seed);
+            let mut codes = [0u8; 32];
+            let scale = encode_group::<16, 2>(&LEVELS_4, &x, &mut codes);
+            let (want, want_scale) = naive_codes(&LEVELS_4.table, LEVELS_4.search, &x);
+            // A tie within float rounding may fall the other way.
+            if codes.iter().zip(&want).any(|(&a, &b)| usize::from(a) != b) {
+                differ += 1;
+            } else {
+                assert!((scale as f64 / want_scale - 1.0).abs() < 1e-5);
+            }
+        }
+        assert!(differ <= 2, "{differ} of 2000 groups differ");
+    }
+
+    #[test]
+    fn every_code_survives_packing() {
+        for size in HEAD_SIZES {
+            for bits in [2u32, 3, 4, 8] {
+                let f = Srft::new(bits, size).unwrap();
+                let codes: Vec<u8> = (0..size).map(|i| ((i * 37 + i / 7) % (1 << bits)) as u8).collect();
+                let mut row = vec![0u8; f.row_bytes()];
+                f.pack(&codes, &mut row[f.scale_bytes()..]);
+                let (mut levels, mut scales) = (vec![0i8; size], vec![0.0; f.groups()]);
+                f.unpack(&row, &mut levels, &mut scales);
+                for i in 0..size {
+                    let want = match bits {
+                        8 => codes[i] as i8,
+                        4 => LEVELS_4.table[codes[i] as usize],
+                        3 => LEVELS_3.table[codes[i] as usize],
+                        _ => LEVELS_2.table[codes[i] as usize],
+                    };
+                    assert_eq!(levels[i], want, "size {size}, {bits} bits, value {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_are_the_published_ones() {
+        let bytes = |bits, size| Srft::new(bits, size).unwrap().row_bytes();
+        assert_eq!(bytes(4, 64), 36);
+        assert_eq!(bytes(4, 80), 50);
+        assert_eq!(bytes(3, 112), 56);
+        assert_eq!(bytes(2, 128), 40);
+        assert_eq!(bytes(8, 576), 612);
+        assert_eq!(Srft::new(5, 64), None);
+        assert_eq!(Srft::new(4, 72), None);
+    }
+
+    fn wild() -> impl Strategy<Value = f32> {
+        prop_oneof![
+            6 => -4.0f32..4.0,
+            1 => Just(0.0),
+            1 => any::<f32>(),
+            1 => prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-42]),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn encoding_never_panics_and_stays_finite(
+            values in prop::collection::vec(wild(), MAX_HEAD),
+            size in prop::sample::select(HEAD_SIZES.to_vec()),
+            bits in prop::sample::select(vec![2u32, 3, 4, 8]),
+        ) {
+            let f = Srft::new(bits, size).unwrap();
+            let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; size]);
+            f.encode(&values[..size], &mut row);
+            f.decode(&row, &mut y);
+            prop_assert!(y.iter().all(|v| v.is_finite()));
+        }
+
+        #[test]
+        fn any_bytes_decode_to_finite_values(
+            bytes in prop::collection::vec(any::<u8>(), 612),
+            size in prop::sample::select(HEAD_SIZES.to_vec()),
+            bits in prop::sample::select(vec![2u32, 3, 4, 8]),
+        ) {
+            let f = Srft::new(bits, size).unwrap();
+            let mut y = vec![0.0; size];
+            f.decode(&bytes[..f.row_bytes()], &mut y);
+            prop_assert!(y.iter().all(|v| v.is_finite()));
+        }
+
+        #[test]
+        fn error_is_relative_to_the_row(
+            values in prop::collection::vec(-1.0f32..1.0, 128),
+            scale in prop::sample::select(vec![1e-3f32, 1.0, 1e3]),
+        ) {
+            let x: Vec<f32> = values.iter().map(|v| v * scale).collect();
+            let norm: f32 = x.iter().map(|v| v * v).sum();
+            prop_assume!(norm > 1e-6 * scale * scale);
+            for (bits, bound) in [(8u32, 2e-4f32), (4, 0.02), (3, 0.08), (2, 0.35)] {
+                let f = Srft::new(bits, 128).unwrap();
+                let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
+                f.encode(&x, &mut row);
+                f.decode(&row, &mut y);
+                let error: f32 = x.iter().zip(&y).map(|(a, b)| (a - b) * (a - b)).sum();
+                prop_assert!(error <= bound * norm, "{bits} bits: {}", error / norm);
+            }
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! AVX2 with FMA and F16C.
+//!
+//! Without VNNI a product of bytes goes through `vpmaddubsw`, which multiplies unsigned by signed: the sign of the level
+//! moves to the query, and pairs stay within 16 bits because levels and queries do not pass 127.
+
+use super::{compile_portable_kernels, scalar};
+use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Role, CELLS};
+use crate::codec::plain::{Plain, BLOCK};
+use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
+use crate::rotation::Rotation;
+use half::f16;
+use std::arch::x86_64::*;
+
+/// The table, where the CPU has the instructions.
+pub fn kernels() -> Option<&'static Kernels> {
+    static KERNELS: Kernels = Kernels {
+        name: "avx2",
+        encode,
+        decode,
+        rotate,
+        rotate_back,
+        unpack,
+        widen,
+        quantize_query,
+        dot_levels,
+        dot_floats,
+        weigh_levels,
+        expand,
+        gemm64,
+        transpose,
+        softcap,
+        mask_scores,
+        exponentials,
+        scale,
+    };
+    let there = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+    there.then_some(&KERNELS)
+}
+
+compile_portable_kernels!("avx2,fma,f16c");
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock) {
+    for c in 0..n {
+        // SAFETY: row c and cell c of the promised sizes.
+        unsafe {
+            let (row, levels) = (data.add(c * stride), out.levels.add(c * out.width));
+            let scales = out.scales.add(c * out.width / 4);
+            match rows {
+                // Whole chunks only: the odd head sizes end in shorter ones.
+                LevelRows::Srft(f) if f.size() % 64 == 0 => match f.bits() {
+                    8 => unpack_srft::<8>(f, row, levels, scales),
+                    4 => unpack_srft::<4>(f, row, levels, scales),
+                    3 => unpack_srft::<3>(f, row, levels, scales),
+                    _ => unpack_srft::<2>(f, row, levels, scales),
+                },
+                _ => scalar::unpack(rows, row, stride, 1, role, LevelBlock { levels, scales, width: out.width }),
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unpack_srft<const BITS: u32>(f: Srft, row: *const u8, levels: *mut i8, scales: *mut f32) {
+    let mut table = [0u8; 16];
+    for (i, t) in table.iter_mut().enumerate() {
+        *t = match BITS {
+            4 => LEVELS_4.table[i],
+            3 => LEVELS_3.table[i % 8],
+            _ => LEVELS_2.table[i % 4],
+        } as u8;
+    }
+    // SAFETY: offsets stay inside the row and the buffers.
+    unsafe {
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+        let body = row.add(f.scale_bytes());
+        for half in 0..f.size() / 32 {
+            let chunk = body.add(half / 2 * 8 * BITS as usize);
+            let l = match BITS {
+                8 => _mm256_loadu_si256(chunk.add(half % 2 * 32).cast()),
+                _ => _mm256_shuffle_epi8(table, half_codes::<BITS>(chunk, half % 2)),
+            };
+            _mm256_storeu_si256(levels.add(half * 32).cast(), l);
+            // Head sizes of whole chunks have groups of 32.
+            let scale = f16::from_bits(row.add(2 * half).cast::<u16>().read_unaligned());
+            _mm256_storeu_ps(scales.add(half * BLOCK / 4), _mm256_set1_ps(finite_scale(scale)));
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn finite_scale(scale: f16) -> f32 {
+    let x = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(scale.to_bits()))));
+    if x.is_finite() {
+        x / SCALE_UNIT
+    } else {
+        0.0
+    }
+}
+
+/// The codes of values 0..32 or 32..64 of a chunk.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn half_codes<const BITS: u32>(chunk: *const u8, half: usize) -> __m256i {
+    // SAFETY: the chunk's 32, 24 or 16 bytes.
+    unsafe {
+        if BITS == 4 {
+            let b = _mm256_loadu_si256(chunk.cast());
+            let b = if half == 0 { b } else { _mm256_srli_epi16::<4>(b) };
+            return _mm256_and_si256(b, _mm256_set1_epi8(15));
+        }
+        let b = _mm256_broadcastsi128_si256(_mm_loadu_si128(chunk.cast()));
+        let s = 4 * half as i32;
+        let shifts = _mm256_setr_epi32(s, s, s, s, s + 2, s + 2, s + 2, s + 2);
+        let low = _mm256_and_si256(_mm256_srlv_epi32(b, shifts), _mm256_set1_epi8(3));
+        if BITS == 2 {
+            return low;
+        }
+        // Byte i of the mask's spread is byte i/8; its bit i%8 decides.
+        let bits = _mm256_set1_epi32(chunk.add(16 + 4 * half).cast::<i32>().read_unaligned());
+        let spread = _mm256_setr_epi8(
+            0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
+        );
+        let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+        let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(bits, spread), bit), bit);
+        _mm256_or_si256(low, _mm256_and_si256(set, _mm256_set1_epi8(4)))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn widen(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize) {
+    if size % 8 != 0 {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { scalar::widen(kind, data, stride, n, size, out, width) };
+    }
+    for c in 0..n {
+        // SAFETY: eight values at a time of row c.
+        unsafe {
+            let (row, out) = (data.add(c * stride), out.add(c * width));
+            for i in (0..width).step_by(8) {
+                let x = if i >= size {
+                    _mm256_setzero_ps()
+                } else {
+                    match kind {
+                        Plain::F16 => _mm256_cvtph_ps(_mm_loadu_si128(row.add(2 * i).cast())),
+                        Plain::Bf16 => {
+                            let x = _mm256_cvtepu16_epi32(_mm_loadu_si128(row.add(2 * i).cast()));
+                            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(x))
+                        }
+                        _ => _mm256_loadu_ps(row.add(4 * i).cast()),
+                    }
+                };
+                _mm256_storeu_ps(out.add(i), x);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn dot_levels(k: LevelBlock, n: usize, q: *const i8, q_scales: &[f32], out: *mut f32) {
+    let width = k.width;
+    let ones = _mm256_set1_epi16(1);
+    for (r, &q_scale) in q_scales.iter().enumerate() {
+        for c in (0..n).step_by(8) {
+            // SAFETY: eight cells of the block, which has room for CELLS whatever n is.
+            unsafe {
+                let mut sums = [_mm256_setzero_ps(); 8];
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    let levels = k.levels.add((c + i) * width);
+                    let scales = k.scales.add((c + i) * width / 4);
+                    // The low and the high eight of sixteen lanes.
+                    let mut halves = [_mm256_setzero_ps(); 2];
+                    for at in (0..width).step_by(64) {
+                        for (h, half) in halves.iter_mut().enumerate() {
+                            let q = _mm256_loadu_si256(q.add(r * width + at + 32 * h).cast());
+                            let l = _mm256_loadu_si256(levels.add(at + 32 * h).cast());
+                            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(l), _mm256_sign_epi8(q, l));
+                            let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
+                            *half = _mm256_fmadd_ps(dot, _mm256_loadu_ps(scales.add(at / 4 + 8 * h)), *half);
+                        }
+                    }
+                    *sum = _mm256_add_ps(halves[0], halves[1]);
+                }
+                let total = _mm256_mul_ps(sum_of_each(sums), _mm256_set1_ps(q_scale));
+                _mm256_storeu_ps(out.add(r * CELLS + c), total);
+            }
+        }
+    }
+}
+
+/// Lane c of the result is the sum of vector c, taken in the order of `Lanes::sum`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sum_of_each(v: [__m256; 8]) -> __m256 {
+    let mut a = [_mm256_setzero_ps(); 4];
+    for i in 0..4 {
+        let (x, y) = (v[2 * i], v[2 * i + 1]);
+        a[i] = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(x, y), _mm256_permute2f128_ps::<0x31>(x, y));
+    }
+    let mut b = [_mm256_setzero_ps(); 2];
+    for i in 0..2 {
+        let (x, y) = (a[2 * i], a[2 * i + 1]);
+        b[i] = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(x, y), _mm256_shuffle_ps::<0xee>(x, y));
+    }
+    let c = _mm256_add_ps(_mm256_shuffle_ps::<0x88>(b[0], b[1]), _mm256_shuffle_ps::<0xdd>(b[0], b[1]));
+    _mm256_permutevar8x32_ps(c, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+}
+
+/// Rows that are worked on together, four registers of sums each.
+const ROWS: usize = 3;
+
+macro_rules! by_rows {
+    ($rows:expr, |$first:ident, $count:ident| $body:expr) => {
+        for $first in (0..$rows).step_by(ROWS) {
+            match $rows - $first {
+                1 => {
+                    const $count: usize = 1;
+                    $body
+                }
+                2 => {
+                    const $count: usize = 2;
+                    $body
+                }
+                _ => {
+                    const $count: usize = 3;
+                    $body
+                }
+            }
+        }
+    };
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
+    by_rows!(rows, |first, COUNT| {
+        // SAFETY: rows first..first+COUNT of weights and acc.
+        unsafe { weigh_rows::<COUNT>(v, n, weights.add(first * CELLS), acc.add(first * v.width)) }
+    });
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, weights: *const f32, acc: *mut f32) {
+    let width = v.width;
+    for at in (0..width).step_by(32) {
+        // SAFETY: 32 values of n cells and of H rows.
+        unsafe {
+            let mut sums = load_sums::<H>(MatrixMut(acc.add(at), width));
+            for c in 0..n {
+                let levels = v.levels.add(c * width + at);
+                let scales = v.scales.add((c * width + at) / 4);
+                let mut x = [_mm256_setzero_ps(); 4];
+                for (i, x) in x.iter_mut().enumerate() {
+                    let l = _mm256_cvtepi8_epi32(_mm_loadl_epi64(levels.add(8 * i).cast()));
+                    *x = _mm256_mul_ps(_mm256_cvtepi32_ps(l), _mm256_set1_ps(*scales.add(2 * i)));
+                }
+                add_weighted(&mut sums, x, weights.add(c), CELLS);
+            }
+            store_sums(sums, MatrixMut(acc.add(at), width));
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn gemm64(a: Matrix, b: Matrix, c: MatrixMut, rows: usize, depth: usize) {
+    by_rows!(rows, |first, COUNT| {
+        for half in [0, 32] {
+            // SAFETY: rows first..first+COUNT, columns half..half+32.
+            unsafe {
+                let c = MatrixMut(c.0.add(first * c.1 + half), c.1);
+                let mut sums = load_sums::<COUNT>(c);
+                for k in 0..depth {
+                    let mut x = [_mm256_setzero_ps(); 4];
+                    for (i, x) in x.iter_mut().enumerate() {
+                        *x = _mm256_loadu_ps(b.0.add(k * b.1 + half + 8 * i));
+                    }
+                    add_weighted(&mut sums, x, a.0.add(first * a.1 + k), a.1);
+                }
+                store_sums(sums, c);
+            }
+        }
+    });
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn load_sums<const H: usize>(c: MatrixMut) -> [[__m256; 4]; H] {
+    let mut sums = [[_mm256_setzero_ps(); 4]; H];
+    for (h, sums) in sums.iter_mut().enumerate() {
+        for (i, s) in sums.iter_mut().enumerate() {
+            // SAFETY: 32 values of row h.
+            *s = unsafe { _mm256_loadu_ps(c.0.add(h * c.1 + 8 * i)) };
+        }
+    }
+    sums
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn store_sums<const H: usize>(sums: [[__m256; 4]; H], c: MatrixMut) {
+    for (h, sums) in sums.iter().enumerate() {
+        for (i, s) in sums.iter().enumerate() {
+            // SAFETY: 32 values of row h.
+            unsafe { _mm256_storeu_ps(c.0.add(h * c.1 + 8 * i), *s) };
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn add_weighted<const H: usize>(
+    sums: &mut [[__m256; 4]; H],
+    x: [__m256; 4],
+    weights: *const f32,
+    stride: usize,
+) {
+    for (h, sums) in sums.iter_mut().enumerate() {
+        // SAFETY: H weights, `stride` apart.
+        let w = _mm256_set1_ps(unsafe { *weights.add(h * stride) });
+        for (s, x) in sums.iter_mut().zip(x) {
+            *s = _mm256_fmadd_ps(x, w, *s);
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn transpose(x: *const f32, width: usize, out: *mut f32) {
+    for i in (0..width).step_by(8) {
+        for c in (0..CELLS).step_by(8) {
+            // SAFETY: eight rows of eight values of both.
+            unsafe {
+                let mut v = [_mm256_setzero_ps(); 8];
+                for (a, v) in v.iter_mut().enumerate() {
+                    *v = _mm256_loadu_ps(x.add((c + a) * width + i));
+                }
+                // Pairs of rows, then of pairs, then the 128-bit halves.
+                let mut p = [_mm256_setzero_ps(); 8];
+                for a in 0..4 {
+                    p[2 * a] = _mm256_unpacklo_ps(v[2 * a], v[2 * a + 1]);
+                    p[2 * a + 1] = _mm256_unpackhi_ps(v[2 * a], v[2 * a + 1]);
+                }
+                let mut q = [_mm256_setzero_ps(); 8];
+                for a in 0..2 {
+                    for b in 0..2 {
+                        let (x, y) = (p[4 * a + b], p[4 * a + 2 + b]);
+                        q[4 * a + 2 * b] = _mm256_shuffle_ps::<0x44>(x, y);
+                        q[4 * a + 2 * b + 1] = _mm256_shuffle_ps::<0xee>(x, y);
+                    }
+                }
+                for b in 0..4 {
+                    _mm256_storeu_ps(out.add((i + b) * CELLS + c), _mm256_permute2f128_ps::<0x20>(q[b], q[4 + b]));
+                    _mm256_storeu_ps(out.add((i + 4 + b) * CELLS + c), _mm256_permute2f128_ps::<0x31>(q[b], q[4 + b]));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! AVX-512 with VNNI.
+//!
+//! A chunk of 64 values is one register of levels. `vpdpbusd` multiplies unsigned by signed bytes, so levels for dot
+//! products are stored with 128 added and each sum starts at -128 times the sum of its four query values, which costs
+//! nothing per cell. Scores of sixteen cells are added up together: a tree of shuffles does in 46 instructions
+//! what sixteen separate sums would do in 112.
+
+use super::{compile_portable_kernels, scalar};
+use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Role, CELLS};
+use crate::codec::plain::{Plain, BLOCK};
+use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
+use crate::rotation::Rotation;
+use std::arch::x86_64::*;
+
+/// The table, where the CPU has the instructions.
+pub fn kernels() -> Option<&'static Kernels> {
+    static KERNELS: Kernels = Kernels {
+        name: "avx512",
+        encode,
+        decode,
+        rotate,
+        rotate_back,
+        unpack,
+        widen,
+        quantize_query,
+        dot_levels,
+        dot_floats,
+        weigh_levels,
+        expand,
+        gemm64,
+        transpose,
+        softcap,
+        mask_scores,
+        exponentials,
+        scale,
+    };
+    let there = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
+    there.then_some(&KERNELS)
+}
+
+compile_portable_kernels!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c");
+
+/// What turns signed levels into the unsigned ones of dot products.
+const BIAS: u8 = 0x80;
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock) {
+    let flip = if role == Role::Dot { BIAS } else { 0 };
+    for c in 0..n {
+        // SAFETY: row c and cell c of the promised sizes.
+        unsafe {
+            let (row, levels) = (data.add(c * stride), out.levels.add(c * out.width));
+            let scales = out.scales.add(c * out.width / 4);
+            match rows {
+                LevelRows::Srft(f) => match f.bits() {
+                    8 => unpack_srft::<8>(f, row, levels, scales, flip),
+                    4 => unpack_srft::<4>(f, row, levels, scales, flip),
+                    3 => unpack_srft::<3>(f, row, levels, scales, flip),
+                    _ => unpack_srft::<2>(f, row, levels, scales, flip),
+                },
+                LevelRows::Q8_0(size) => unpack_blocks::<8>(size, out.width, row, levels, scales, flip),
+                LevelRows::Q4_0(size) => unpack_blocks::<4>(size, out.width, row, levels, scales, flip),
+            }
+        }
+    }
+}
+
+/// The level table of a width in bits in each 128-bit lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn table<const BITS: u32>(flip: u8) -> __m512i {
+    let mut t = [0u8; 16];
+    for (i, t) in t.iter_mut().enumerate() {
+        *t = match BITS {
+            4 => LEVELS_4.table[i],
+            3 => LEVELS_3.table[i % 8],
+            _ => LEVELS_2.table[i % 4],
+        } as u8
+            ^ flip;
+    }
+    // SAFETY: sixteen bytes.
+    _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(t.as_ptr().cast()) })
+}
+
+/// Bytes of the codes of one chunk of C values.
+const fn code_bytes(bits: u32, c: usize) -> usize {
+    bits as usize * c / 8
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn unpack_srft<const BITS: u32>(f: Srft, row: *const u8, levels: *mut i8, scales: *mut f32, flip: u8) {
+    let table = table::<BITS>(flip);
+    let flips = _mm512_set1_epi8(flip as i8);
+    let wide = f.group() == 32;
+    // SAFETY: offsets stay inside the row and the padded buffers; eight bytes of scales never reach past the row's end,
+    // because at least as many bytes of codes follow the scales.
+    unsafe {
+        let body = row.add(f.scale_bytes());
+        for chunk in 0..f.size() / 64 {
+            let codes = body.add(chunk * code_bytes(BITS, 64));
+            let l = match BITS {
+                8 => _mm512_xor_si512(_mm512_loadu_si512(codes.cast()), flips),
+                _ => _mm512_shuffle_epi8(table, codes_64::<BITS>(codes)),
+            };
+            _mm512_storeu_si512(levels.add(chunk * 64).cast(), l);
+            lane_scales(row, chunk, wide, scales.add(chunk * 16));
+        }
+        let tail = f.size() % 64;
+        if tail != 0 {
+            let start = f.size() - tail;
+            let mut codes = body.add(start * BITS as usize / 8);
+            let mut l = [flip; 64];
+            if tail >= 32 {
+                let x = match BITS {
+                    8 => _mm256_xor_si256(_mm256_loadu_si256(codes.cast()), _mm512_castsi512_si256(flips)),
+                    _ => _mm256_shuffle_epi8(_mm512_castsi512_si256(table), codes_32::<BITS>(codes)),
+                };
+                _mm256_storeu_si256(l.as_mut_ptr().cast(), x);
+                codes = codes.add(code_bytes(BITS, 32));
+            }
+            if tail % 32 != 0 {
+                let x = match BITS {
+                    8 => _mm_xor_si128(_mm_loadu_si128(codes.cast()), _mm512_castsi512_si128(flips)),
+                    _ => _mm_shuffle_epi8(_mm512_castsi512_si128(table), codes_16::<BITS>(codes)),
+                };
+                _mm_storeu_si128(l.as_mut_ptr().add(tail & 32).cast(), x);
+            }
+            _mm512_storeu_si512(levels.add(start).cast(), _mm512_loadu_si512(l.as_ptr().cast()));
+            // The last chunk may hold fewer than four scales: take them one by one.
+            let mut of_lane = [0.0f32; 16];
+            for (lane, s) in of_lane[..tail / 4].iter_mut().enumerate() {
+                let g = (start + lane * 4) / f.group();
+                let stored = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(row.add(2 * g).cast::<u16>().read_unaligned())));
+                let x = _mm_cvtss_f32(stored);
+                *s = if x.is_finite() { x / SCALE_UNIT } else { 0.0 };
+            }
+            _mm512_storeu_ps(scales.add(start / 4), _mm512_loadu_ps(of_lane.as_ptr()));
+        }
+    }
+}
+
+/// The scales of one whole chunk, one per four values.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn lane_scales(row: *const u8, chunk: usize, wide: bool, out: *mut f32) {
+    // SAFETY: see unpack_srft.
+    unsafe {
+        let (stored, lanes) = if wide {
+            let two = row.add(4 * chunk).cast::<i32>().read_unaligned();
+            (_mm_cvtsi32_si128(two), _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1))
+        } else {
+            let four = row.add(8 * chunk).cast::<i64>().read_unaligned();
+            (_mm_cvtsi64_si128(four), _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3))
+        };
+        let x = _mm512_permutexvar_ps(lanes, _mm512_castps128_ps512(_mm_cvtph_ps(stored)));
+        // NaN and infinities count as zero.
+        let bad = _mm512_fpclass_ps_mask::<0x99>(x);
+        _mm512_storeu_ps(out, _mm512_maskz_mul_ps(!bad, x, _mm512_set1_ps(1.0 / SCALE_UNIT)));
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn codes_64<const BITS: u32>(p: *const u8) -> __m512i {
+    // SAFETY: the chunk's 32, 24 or 16 bytes.
+    unsafe {
+        if BITS == 4 {
+            let b = _mm256_loadu_si256(p.cast());
+            let nibble = _mm256_set1_epi8(15);
+            let low = _mm256_and_si256(b, nibble);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(b), nibble);
+            return _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
+        }
+        let b = _mm512_broadcast_i32x4(_mm_loadu_si128(p.cast()));
+        let shifts = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
+        let low = _mm512_and_si512(_mm512_srlv_epi32(b, shifts), _mm512_set1_epi8(3));
+        if BITS == 2 {
+            return low;
+        }
+        let high = p.add(16).cast::<u64>().read_unaligned();
+        _mm512_mask_add_epi8(low, high, low, _mm512_set1_epi8(4))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn codes_32<const BITS: u32>(p: *const u8) -> __m256i {
+    // SAFETY: the chunk's 16, 12 or 8 bytes.
+    unsafe {
+        if BITS == 4 {
+            let b = _mm_loadu_si128(p.cast());
+            let high = _mm_srli_epi16::<4>(b);
+            return _mm256_and_si256(_mm256_set_m128i(high, b), _mm256_set1_epi8(15));
+        }
+        let b = _mm256_set1_epi64x(p.cast::<i64>().read_unaligned());
+        let low = _mm256_and_si256(_mm256_srlv_epi64(b, _mm256_setr_epi64x(0, 2, 4, 6)), _mm256_set1_epi8(3));
+        if BITS == 2 {
+            return low;
+        }
+        let high = p.add(8).cast::<u32>().read_unaligned();
+        _mm256_mask_add_epi8(low, high, low, _mm256_set1_epi8(4))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn codes_16<const BITS: u32>(p: *const u8) -> __m128i {
+    // SAFETY: the chunk's 8, 6 or 4 bytes.
+    unsafe {
+        if BITS == 4 {
+            let b = p.cast::<i64>().read_unaligned();
+            return _mm_and_si128(_mm_set_epi64x(b >> 4, b), _mm_set1_epi8(15));
+        }
+        let b = _mm_set1_epi32(p.cast::<i32>().read_unaligned());
+        let low = _mm_and_si128(_mm_srlv_epi32(b, _mm_setr_epi32(0, 2, 4, 6)), _mm_set1_epi8(3));
+        if BITS == 2 {
+            return low;
+        }
+        let high = p.add(4).cast::<u16>().read_unaligned();
+        _mm_mask_add_epi8(low, high, low, _mm_set1_epi8(4))
+    }
+}
+
+/// q8_0 and q4_0: blocks of 32 with the scale in front.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn unpack_blocks<const BITS: u32>(
+    size: usize,
+    width: usize,
+    row: *const u8,
+    levels: *mut i8,
+    scales: *mut f32,
+    flip: u8,
+) {
+    // SAFETY: block b of the row; the buffers are `width` wide.
+    unsafe {
+        for b in 0..size / BLOCK {
+            let block = row.add(b * (2 + code_bytes(BITS, BLOCK)));
+            let l = if BITS == 8 {
+                _mm256_loadu_si256(block.add(2).cast())
+            } else {
+                let codes = codes_32::<4>(block.add(2));
+                _mm256_sub_epi8(codes, _mm256_set1_epi8(8))
+            };
+            let l = _mm256_xor_si256(l, _mm256_set1_epi8(flip as i8));
+            _mm256_storeu_si256(levels.add(b * BLOCK).cast(), l);
+            let scale = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(block.cast::<u16>().read_unaligned())));
+            let x = _mm256_broadcastss_ps(scale);
+            let bad = _mm256_fpclass_ps_mask::<0x99>(x);
+            _mm256_storeu_ps(scales.add(b * BLOCK / 4), _mm256_maskz_mov_ps(!bad, x));
+        }
+        for i in size..width {
+            *levels.add(i) = flip as i8;
+        }
+        for i in size / 4..width / 4 {
+            *scales.add(i) = 0.0;
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn widen(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize) {
+    if size % 16 != 0 {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { scalar::widen(kind, data, stride, n, size, out, width) };
+    }
+    for c in 0..n {
+        // SAFETY: sixteen values at a time of row c.
+        unsafe {
+            let (row, out) = (data.add(c * stride), out.add(c * width));
+            for i in (0..width).step_by(16) {
+                let x = if i >= size {
+                    _mm512_setzero_ps()
+                } else {
+                    match kind {
+                        Plain::F16 => _mm512_cvtph_ps(_mm256_loadu_si256(row.add(2 * i).cast())),
+                        Plain::Bf16 => {
+                            let x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(row.add(2 * i).cast()));
+                            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x))
+                        }
+                        _ => _mm512_loadu_ps(row.add(4 * i).cast()),
+                    }
+                };
+                _mm512_storeu_ps(out.add(i), x);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
+unsafe fn dot_levels(k: LevelBlock, n: usize, q: *const i8, q_scales: &[f32], out: *mut f32) {
+    let width = k.width;
+    for (r, &q_scale) in q_scales.iter().enumerate() {
+        for c in (0..n).step_by(16) {
+            // SAFETY: sixteen cells of the block, which has room for CELLS whatever n is.
+            unsafe {
+                let (levels, scales) = (k.levels.add(c * width), k.scales.add(c * width / 4));
+                let mut sums = [_mm512_setzero_ps(); 16];
+                for chunk in 0..width / 64 {
+                    let q = _mm512_loadu_si512(q.add(r * width + chunk * 64).cast());
+                    let bias = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(BIAS as i8), q);
+                    let start = _mm512_sub_epi32(_mm512_setzero_si512(), bias);
+                    for (i, sum) in sums.iter_mut().enumerate() {
+                        let l = _mm512_loadu_si512(levels.add(i * width + chunk * 64).cast());
+                        let dot = _mm512_cvtepi32_ps(_mm512_dpbusd_epi32(start, l, q));
+                        *sum = _mm512_fmadd_ps(dot, _mm512_loadu_ps(scales.add(i * width / 4 + chunk * 16)), *sum);
+                    }
+                }
+                let total = _mm512_mul_ps(sum_of_each(sums), _mm512_set1_ps(q_scale));
+                _mm512_storeu_ps(out.add(r * CELLS + c), total);
+            }
+        }
+    }
+}
+
+/// Lane c of the result is the sum of vector c, taken in the order of `Lanes::sum`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn sum_of_each(v: [__m512; 16]) -> __m512 {
+    let mut a = [_mm512_setzero_ps(); 8];
+    for i in 0..8 {
+        let (x, y) = (v[2 * i], v[2 * i + 1]);
+        a[i] = _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(x, y), _mm512_shuffle_f32x4::<0xee>(x, y));
+    }
+    let mut b = [_mm512_setzero_ps(); 4];
+    for i in 0..4 {
+        let (x, y) = (a[2 * i], a[2 * i + 1]);
+        b[i] = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(x, y), _mm512_shuffle_f32x4::<0xdd>(x, y));
+    }
+    let mut c = [_mm512_setzero_ps(); 2];
+    for i in 0..2 {
+        let (x, y) = (b[2 * i], b[2 * i + 1]);
+        c[i] = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(x, y), _mm512_shuffle_ps::<0xee>(x, y));
+    }
+    let d = _mm512_add_ps(_mm512_shuffle_ps::<0x88>(c[0], c[1]), _mm512_shuffle_ps::<0xdd>(c[0], c[1]));
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_permutexvar_ps(order, d)
+}
+
+/// The rows that are worked on together: four registers of sums each.
+const ROWS: usize = 6;
+
+/// Splits rows into nearly equal parts of at most ROWS and calls the body with the part's size as a constant.
+macro_rules! by_rows {
+    ($rows:expr, |$first:ident, $count:ident| $body:expr) => {{
+        let parts = $rows.div_ceil(ROWS);
+        let mut $first = 0;
+        for part in 0..parts {
+            let count = ($rows - $first).div_ceil(parts - part);
+            match count {
+                1 => {
+                    const $count: usize = 1;
+                    $body
+                }
+                2 => {
+                    const $count: usize = 2;
+                    $body
+                }
+                3 => {
+                    const $count: usize = 3;
+                    $body
+                }
+                4 => {
+                    const $count: usize = 4;
+                    $body
+                }
+                5 => {
+                    const $count: usize = 5;
+                    $body
+                }
+                _ => {
+                    const $count: usize = 6;
+                    $body
+                }
+            }
+            $first += count;
+        }
+    }};
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
+unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
+    by_rows!(rows, |first, COUNT| {
+        // SAFETY: rows first..first+COUNT of weights and acc.
+        unsafe { weigh_rows::<COUNT>(v, n, weights.add(first * CELLS), acc.add(first * v.width)) }
+    });
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
+unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, weights: *const f32, acc: *mut f32) {
+    let width = v.width;
+    for at in (0..width).step_by(64) {
+        // SAFETY: 64 values of n cells and of H rows.
+        unsafe {
+            let mut sums = [[_mm512_setzero_ps(); 4]; H];
+            for (h, sums) in sums.iter_mut().enumerate() {
+                for (i, s) in sums.iter_mut().enumerate() {
+                    *s = _mm512_loadu_ps(acc.add(h * width + at + 16 * i));
+                }
+            }
+            for c in 0..n {
+                let levels = v.levels.add(c * width + at);
+                let scales = v.scales.add((c * width + at) / 4);
+                let mut x = [_mm512_setzero_ps(); 4];
+                for (i, x) in x.iter_mut().enumerate() {
+                    let l = _mm512_cvtepi8_epi32(_mm_loadu_si128(levels.add(16 * i).cast()));
+                    *x = _mm512_mul_ps(_mm512_cvtepi32_ps(l), _mm512_set1_ps(*scales.add(4 * i)));
+                }
+                for (h, sums) in sums.iter_mut().enumerate() {
+                    let w = _mm512_set1_ps(*weights.add(h * CELLS + c));
+                    for (s, x) in sums.iter_mut().zip(x) {
+                        *s = _mm512_fmadd_ps(x, w, *s);
+                    }
+                }
+            }
+            for (h, sums) in sums.iter().enumerate() {
+                for (i, s) in sums.iter().enumerate() {
+                    _mm512_storeu_ps(acc.add(h * width + at + 16 * i), *s);
+                }
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
+unsafe fn gemm64(a: Matrix, b: Matrix, c: MatrixMut, rows: usize, depth: usize) {
+    by_rows!(rows, |first, COUNT| {
+        // SAFETY: rows first..first+COUNT.
+        unsafe { gemm_rows::<COUNT>(Matrix(a.0.add(first * a.1), a.1), b, MatrixMut(c.0.add(first * c.1), c.1), depth) }
+    });
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
+unsafe fn gemm_rows<const H: usize>(a: Matrix, b: Matrix, c: MatrixMut, depth: usize) {
+    // SAFETY: H rows of a and c, `depth` rows of b.
+    unsafe {
+        let mut sums = [[_mm512_setzero_ps(); 4]; H];
+        for (h, sums) in sums.iter_mut().enumerate() {
+            for (i, s) in sums.iter_mut().enumerate() {
+                *s = _mm512_loadu_ps(c.0.add(h * c.1 + 16 * i));
+            }
+        }
+        for k in 0..depth {
+            let mut x = [_mm512_setzero_ps(); 4];
+            for (i, x) in x.iter_mut().enumerate() {
+                *x = _mm512_loadu_ps(b.0.add(k * b.1 + 16 * i));
+            }
+            for (h, sums) in sums.iter_mut().enumerate() {
+                let w = _mm512_set1_ps(*a.0.add(h * a.1 + k));
+                for (s, x) in sums.iter_mut().zip(x) {
+                    *s = _mm512_fmadd_ps(x, w, *s);
+                }
+            }
+        }
+        for (h, sums) in sums.iter().enumerate() {
+            for (i, s) in sums.iter().enumerate() {
+                _mm512_storeu_ps(c.0.add(h * c.1 + 16 * i), *s);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
+unsafe fn transpose(x: *const f32, width: usize, out: *mut f32) {
+    for i in (0..width).step_by(16) {
+        for c in (0..CELLS).step_by(16) {
+            // SAFETY: sixteen rows of sixteen values of both.
+            unsafe {
+                let mut v = [_mm512_setzero_ps(); 16];
+                for (a, v) in v.iter_mut().enumerate() {
+                    *v = _mm512_loadu_ps(x.add((c + a) * width + i));
+                }
+                // Pairs of rows, pairs of pairs; then 4 x 4 blocks of 128 bits in two steps.
+                let mut p = [_mm512_setzero_ps(); 16];
+                for a in 0..8 {
+                    p[2 * a] = _mm512_unpacklo_ps(v[2 * a], v[2 * a + 1]);
+                    p[2 * a + 1] = _mm512_unpackhi_ps(v[2 * a], v[2 * a + 1]);
+                }
+                let mut q = [_mm512_setzero_ps(); 16];
+                for a in 0..4 {
+                    for b in 0..2 {
+                        let (x, y) = (p[4 * a + b], p[4 * a + 2 + b]);
+                        q[4 * a + 2 * b] = _mm512_shuffle_ps::<0x44>(x, y);
+                        q[4 * a + 2 * b + 1] = _mm512_shuffle_ps::<0xee>(x, y);
+                    }
+                }
+                // q[4a + b] holds, in its block l, column 4l + b of rows 4a..4a+4.
+                for b in 0..4 {
+                    let r = [
+                        _mm512_shuffle_f32x4::<0x44>(q[b], q[4 + b]),
+                        _mm512_shuffle_f32x4::<0xee>(q[b], q[4 + b]),
+                        _mm512_shuffle_f32x4::<0x44>(q[8 + b], q[12 + b]),
+                        _mm512_shuffle_f32x4::<0xee>(q[8 + b], q[12 + b]),
+                    ];
+                    let columns = [
+                        _mm512_shuffle_f32x4::<0x88>(r[0], r[2]),
+                        _mm512_shuffle_f32x4::<0xdd>(r[0], r[2]),
+                        _mm512_shuffle_f32x4::<0x88>(r[1], r[3]),
+                        _mm512_shuffle_f32x4::<0xdd>(r[1], r[3]),
+                    ];
+                    for (l, column) in columns.iter().enumerate() {
+                        _mm512_storeu_ps(out.add((i + 4 * l + b) * CELLS + c), *column);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The kernels that encoding and attention are made of, once per instruction set.
+//!
+//! A kernel works on a block of cells of one head, so one indirect call moves thousands of values and the choice of
+//! the instruction set is made once, when the table is picked. [`scalar`] defines every result; the others agree with it
+//! bit for bit on codes and levels and, because sums keep the order of [`crate::lanes`], on nearly all floats.
+//!
+//! A row of levels unpacks to the same shape whatever its type, which is what keeps attention free of codecs:
+//!
+//! ```text
+//! levels  i8  x width       value = level * scale, zero beyond the head size; width = head size rounded up to 64
+//! scales  f32 x width / 4   one per four values: the lane that an integer dot product leaves them in
+//! ```
+
+pub mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+pub mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;
+
+use crate::codec::plain::Plain;
+use crate::codec::srft::Srft;
+use crate::rotation::Rotation;
+use std::sync::OnceLock;
+
+/// Cells of a block.
+pub const CELLS: usize = 64;
+
+/// The width of a row in kernels' buffers.
+pub const fn padded(size: usize) -> usize {
+    size.div_ceil(64) * 64
+}
+
+/// What unpacked levels are for: an instruction set may want another form of them in dot products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// For [`Kernels::dot_levels`].
+    Dot,
+    /// For [`Kernels::weigh_levels`] and [`Kernels::expand`]: plain signed levels.
+    Weigh,
+}
+
+/// Rows that unpack to levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LevelRows {
+    /// One of ours.
+    Srft(Srft),
+    /// ggml's, with the number of values.
+    Q8_0(usize),
+    /// ggml's, with the number of values.
+    Q4_0(usize),
+}
+
+impl LevelRows {
+    /// Values of a row.
+    pub fn size(self) -> usize {
+        match self {
+            LevelRows::Srft(f) => f.size(),
+            LevelRows::Q8_0(n) | LevelRows::Q4_0(n) => n,
+        }
+    }
+}
+
+/// Buffers of one block of unpacked levels.
+#[derive(Clone, Copy)]
+pub struct LevelBlock {
+    /// CELLS rows of `width` levels.
+    pub levels: *mut i8,
+    /// CELLS rows of `width / 4` scales.
+    pub scales: *mut f32,
+    /// Values of a row, padded.
+    pub width: usize,
+}
+
+/// The kernels of one instruction set. All pointers must hold what the shapes say; nothing is aligned.
+pub struct Kernels {
+    /// "avx512", …
+    pub name: &'static str,
+    /// One row of one head.
+    pub encode: unsafe fn(Srft, &[f32], &mut [u8]),
+    /// One row of one head.
+    pub decode: unsafe fn(Srft, &[u8], &mut [f32]),
+    /// y = R x.
+    pub rotate: unsafe fn(&Rotation, &[f32], &mut [f32]),
+    /// x = R^-1 y.
+    pub rotate_back: unsafe fn(&Rotation, &[f32], &mut [f32]),
+    /// `n` rows, `stride` bytes apart.
+    pub unpack: unsafe fn(rows: LevelRows, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock),
+    /// `n` rows of f32, f16 or bf16 to f32 rows of `width`, zero beyond `size`.
+    pub widen:
+        unsafe fn(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize),
+    /// Signed 8-bit queries; returns the scale that undoes it.
+    pub quantize_query: unsafe fn(q: &[f32], out: *mut i8, width: usize) -> f32,
+    /// out[r][c] = q_scales[r] * (levels of cell c) . (query r), for the cells of a whole block; rows of `out` are CELLS
+    /// apart, rows of `q` are `width` apart.
+    pub dot_levels: unsafe fn(k: LevelBlock, n: usize, q: *const i8, q_scales: &[f32], out: *mut f32),
+    /// The same on f32 rows; `q` rows are `width` apart.
+    pub dot_floats: unsafe fn(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32),
+    /// acc[r] += sum over n cells of weights[r][c] * value c; rows of `weights` are CELLS apart, of `acc` `width`.
+    pub weigh_levels: unsafe fn(v: LevelBlock, n: usize, weights: *const f32, rows: usize, acc: *mut f32),
+    /// Levels to f32 rows.
+    pub expand: unsafe fn(v: LevelBlock, n: usize, out: *mut f32),
+    /// c[r][0..64] += sum over k of a[r][k] * b[k][0..64], with the row strides given.
+    pub gemm64: unsafe fn(a: Matrix, b: Matrix, c: MatrixMut, rows: usize, depth: usize),
+    /// out[i][c] = x[c][i] for CELLS rows of `width`.
+    pub transpose: unsafe fn(x: *const f32, width: usize, out: *mut f32),
+    /// CELLS scores become cap * tanh(score).
+    pub softcap: unsafe fn(scores: &mut [f32; CELLS], cap: f32),
+    /// Adds slope * mask where there is one, and returns the largest score.
+    pub mask_scores: unsafe fn(scores: &mut [f32; CELLS], mask: Option<&[f32; CELLS]>, slope: f32) -> f32,
+    /// CELLS scores to weights e^(s - max), whose sum is returned.
+    pub exponentials: unsafe fn(scores: &mut [f32; CELLS], max: f32) -> f32,
+    /// x *= factor.
+    pub scale: unsafe fn(x: &mut [f32], factor: f32),
+}
+
+/// A row-major f32 matrix: where it begins, and values from one row to the next.
+#[derive(Clone, Copy)]
+pub struct Matrix(pub *const f32, pub usize);
+/// One to write.
+#[derive(Clone, Copy)]
+pub struct MatrixMut(pub *mut f32, pub usize);
+
+/// Every table that this CPU can run, the best first.
+pub fn available() -> &'static [&'static Kernels] {
+    static TABLES: OnceLock<Vec<&'static Kernels>> = OnceLock::new();
+    TABLES.get_or_init(|| {
+        let mut tables: Vec<&'static Kernels> = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        {
+            tables.extend(avx512::kernels());
+            tables.extend(avx2::kernels());
+        }
+        tables.push(&scalar::KERNELS);
+        tables
+    })
+}
+
+/// The table in use: the best one, or the one that GGML_EXT_ISA names.
+pub fn kernels() -> &'static Kernels {
+    static CHOSEN: OnceLock<&'static Kernels> = OnceLock::new();
+    CHOSEN.get_or_init(|| {
+        let tables = available();
+        let Ok(wanted) = std::env::var("GGML_EXT_ISA") else { return tables[0] };
+        tables.iter().copied().find(|t| t.name == wanted).unwrap_or_else(|| {
+            let names: Vec<_> = tables.iter().map(|t| t.name).collect();
+            eprintln!(
+                "ggml-ext: GGML_EXT_ISA={wanted} is not available here (there is {}); using {}",
+                names.join(", "),
+                tables[0].name
+            );
+            tables[0]
+        })
+    })
+}
+
+/// Wraps the portable kernels of [`scalar`] so that the compiler vectorizes them for `$feature`.
+#[cfg(target_arch = "x86_64")]
+macro_rules! compile_portable_kernels {
+    ($feature:literal) => {
+        #[target_feature(enable = $feature)]
+        unsafe fn encode(f: Srft, x: &[f32], row: &mut [u8]) {
+            f.encode(x, row)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn decode(f: Srft, row: &[u8], x: &mut [f32]) {
+            f.decode(row, x)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {
+            r.forward(x, y)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]) {
+            r.backward(y, x)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn quantize_query(q: &[f32], out: *mut i8, width: usize) -> f32 {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { scalar::quantize_query(q, out, width) }
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn dot_floats(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32) {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { scalar::dot_floats(k, width, n, q, rows, out) }
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn expand(v: LevelBlock, n: usize, out: *mut f32) {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { scalar::expand(v, n, out) }
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn softcap(scores: &mut [f32; CELLS], cap: f32) {
+            scalar::softcap(scores, cap)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn mask_scores(scores: &mut [f32; CELLS], mask: Option<&[f32; CELLS]>, slope: f32) -> f32 {
+            scalar::mask_scores(scores, mask, slope)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn scale(x: &mut [f32], factor: f32) {
+            scalar::scale(x, factor)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn exponentials(scores: &mut [f32; CELLS], max: f32) -> f32 {
+            scalar::exponentials(scores, max)
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use compile_portable_kernels;
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,314 @@
+//! The definition of every kernel, in portable Rust. The compiler vectorizes much of it where it may.
+
+use super::{padded, Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Role, CELLS};
+use crate::codec::plain::{Plain, BLOCK};
+use crate::codec::srft::finite;
+use crate::lanes::{exp_nonpositive, round_even, Lanes, LANES};
+use crate::rotation::{Rotation, MAX_HEAD};
+use half::{bf16, f16};
+
+/// The table.
+pub static KERNELS: Kernels = Kernels {
+    name: "scalar",
+    encode: |f, x, row| f.encode(x, row),
+    decode: |f, row, x| f.decode(row, x),
+    rotate: |r: &Rotation, x, y| r.forward(x, y),
+    rotate_back: |r: &Rotation, y, x| r.backward(y, x),
+    unpack,
+    widen,
+    quantize_query,
+    dot_levels,
+    dot_floats,
+    weigh_levels,
+    expand,
+    gemm64,
+    transpose,
+    softcap: |s, c| softcap(s, c),
+    mask_scores: |s, m, slope| mask_scores(s, m, slope),
+    exponentials: |s, m| exponentials(s, m),
+    scale: |x, f| scale(x, f),
+};
+
+/// See [`Kernels::unpack`].
+///
+/// # Safety
+/// `data` holds n rows `stride` bytes apart, `out` has room for n cells.
+pub unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, _role: Role, out: LevelBlock) {
+    for c in 0..n {
+        // SAFETY: c < n rows of the promised size, and as many rows of the buffers.
+        let (levels, scales, row) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(out.levels.add(c * out.width), out.width),
+                std::slice::from_raw_parts_mut(out.scales.add(c * out.width / 4), out.width / 4),
+                data.add(c * stride),
+            )
+        };
+        // SAFETY: as above.
+        unsafe { unpack_row(rows, row, levels, scales) };
+    }
+}
+
+/// One row of [`unpack`].
+///
+/// # Safety
+/// `row` holds a row of that format.
+#[inline]
+pub unsafe fn unpack_row(rows: LevelRows, row: *const u8, levels: &mut [i8], scales: &mut [f32]) {
+    let size = rows.size();
+    levels[size..].fill(0);
+    scales[size / 4..].fill(0.0);
+    match rows {
+        LevelRows::Srft(f) => {
+            // SAFETY: the caller's promise.
+            let row = unsafe { std::slice::from_raw_parts(row, f.row_bytes()) };
+            let mut of_group = [0.0f32; MAX_HEAD / 16];
+            f.unpack(row, &mut levels[..size], &mut of_group);
+            for (lane, s) in scales[..size / 4].iter_mut().enumerate() {
+                *s = of_group[lane * 4 / f.group()];
+            }
+        }
+        LevelRows::Q8_0(_) | LevelRows::Q4_0(_) => {
+            let eight = matches!(rows, LevelRows::Q8_0(_));
+            let bytes = if eight { 2 + BLOCK } else { 2 + BLOCK / 2 };
+            for b in 0..size / BLOCK {
+                // SAFETY: block b of the row.
+                let block = unsafe { std::slice::from_raw_parts(row.add(b * bytes), bytes) };
+                let scale = finite(f16::from_le_bytes([block[0], block[1]]));
+                scales[b * BLOCK / 4..(b + 1) * BLOCK / 4].fill(scale);
+                for (i, level) in levels[b * BLOCK..(b + 1) * BLOCK].iter_mut().enumerate() {
+                    *level =
+                        if eight { block[2 + i] as i8 } else { (block[2 + i % 16] >> (4 * (i / 16)) & 15) as i8 - 8 };
+                }
+            }
+        }
+    }
+}
+
+/// See [`Kernels::widen`].
+///
+/// # Safety
+/// `data` holds n rows of `size` values, `out` n rows of `width`.
+#[inline]
+pub unsafe fn widen(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize) {
+    for c in 0..n {
+        // SAFETY: row c of both; values are read byte-wise, so alignment does not matter.
+        unsafe {
+            let (row, out) = (data.add(c * stride), std::slice::from_raw_parts_mut(out.add(c * width), width));
+            out[size..].fill(0.0);
+            for (i, out) in out[..size].iter_mut().enumerate() {
+                *out = match kind {
+                    Plain::F16 => f16::from_bits(row.add(2 * i).cast::<u16>().read_unaligned()).to_f32(),
+                    Plain::Bf16 => bf16::from_bits(row.add(2 * i).cast::<u16>().read_unaligned()).to_f32(),
+                    _ => row.add(4 * i).cast::<f32>().read_unaligned(),
+                };
+            }
+        }
+    }
+}
+
+/// See [`Kernels::quantize_query`].
+///
+/// # Safety
+/// `out` has room for `width` >= q.len() bytes.
+#[inline(always)]
+pub unsafe fn quantize_query(q: &[f32], out: *mut i8, width: usize) -> f32 {
+    // SAFETY: the caller's promise.
+    let out = unsafe { std::slice::from_raw_parts_mut(out, width) };
+    let mut top = Lanes::ZERO;
+    for x in q.chunks_exact(LANES) {
+        top = top.max(Lanes(Lanes::load(x).0.map(f32::abs)));
+    }
+    let largest = top.largest();
+    out[q.len()..].fill(0);
+    // A query that is zero, or holds an infinity, has no 8-bit form: zero scores, or NaN ones as f32 would give.
+    if largest == 0.0 || !largest.is_finite() {
+        out.fill(0);
+        return if largest == 0.0 { 0.0 } else { f32::NAN };
+    }
+    let inverse = 127.0 / largest;
+    for (o, &x) in out.iter_mut().zip(q) {
+        *o = round_even(x * inverse) as i32 as i8;
+    }
+    largest / 127.0
+}
+
+/// See [`Kernels::dot_levels`].
+///
+/// # Safety
+/// The buffers hold n cells, `q` q_scales.len() rows, `out` as many rows of CELLS.
+pub unsafe fn dot_levels(k: LevelBlock, n: usize, q: *const i8, q_scales: &[f32], out: *mut f32) {
+    let width = k.width;
+    for (r, &q_scale) in q_scales.iter().enumerate() {
+        for c in 0..n {
+            // SAFETY: row r of q, cell c of the block, both `width` wide.
+            unsafe {
+                let q = std::slice::from_raw_parts(q.add(r * width), width);
+                let levels = std::slice::from_raw_parts(k.levels.add(c * width), width);
+                let scales = std::slice::from_raw_parts(k.scales.add(c * width / 4), width / 4);
+                let mut sum = Lanes::ZERO;
+                for chunk in 0..width / 64 {
+                    let dots: [f32; LANES] = std::array::from_fn(|l| {
+                        let at = chunk * 64 + l * 4;
+                        (0..4).map(|i| i32::from(q[at + i]) * i32::from(levels[at + i])).sum::<i32>() as f32
+                    });
+                    sum = Lanes(dots).fma(Lanes::load(&scales[chunk * LANES..]), sum);
+                }
+                *out.add(r * CELLS + c) = sum.sum() * q_scale;
+            }
+        }
+    }
+}
+
+/// See [`Kernels::dot_floats`].
+///
+/// # Safety
+/// As the shapes say.
+#[inline(always)]
+pub unsafe fn dot_floats(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32) {
+    for c in 0..n {
+        for r in 0..rows {
+            // SAFETY: cell c and row r, both `width` wide.
+            unsafe {
+                let k = std::slice::from_raw_parts(k.add(c * width), width);
+                let q = std::slice::from_raw_parts(q.add(r * width), width);
+                let mut sum = Lanes::ZERO;
+                for (k, q) in k.chunks_exact(LANES).zip(q.chunks_exact(LANES)) {
+                    sum = Lanes::load(k).fma(Lanes::load(q), sum);
+                }
+                *out.add(r * CELLS + c) = sum.sum();
+            }
+        }
+    }
+}
+
+/// See [`Kernels::weigh_levels`].
+///
+/// # Safety
+/// As the shapes say.
+pub unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
+    for c in 0..n {
+        for i in 0..v.width {
+            // SAFETY: value i of cell c, and the rows of weights and acc.
+            unsafe {
+                let value = f32::from(*v.levels.add(c * v.width + i)) * *v.scales.add((c * v.width + i) / 4);
+                for r in 0..rows {
+                    let a = acc.add(r * v.width + i);
+                    *a = value.mul_add(*weights.add(r * CELLS + c), *a);
+                }
+            }
+        }
+    }
+}
+
+/// See [`Kernels::expand`].
+///
+/// # Safety
+/// As the shapes say.
+#[inline(always)]
+pub unsafe fn expand(v: LevelBlock, n: usize, out: *mut f32) {
+    for at in (0..n * v.width).step_by(LANES) {
+        // SAFETY: sixteen values of a row, whose width is a multiple of sixteen; a group is never smaller.
+        unsafe {
+            let levels = std::slice::from_raw_parts(v.levels.add(at), LANES);
+            let scale = *v.scales.add(at / 4);
+            let out = std::slice::from_raw_parts_mut(out.add(at), LANES);
+            for (o, &l) in out.iter_mut().zip(levels) {
+                *o = f32::from(l) * scale;
+            }
+        }
+    }
+}
+
+/// See [`Kernels::gemm64`].
+///
+/// # Safety
+/// As the shapes say.
+pub unsafe fn gemm64(a: Matrix, b: Matrix, c: MatrixMut, rows: usize, depth: usize) {
+    for r in 0..rows {
+        for k in 0..depth {
+            for i in 0..64 {
+                // SAFETY: within the shapes.
+                unsafe {
+                    let at = c.0.add(r * c.1 + i);
+                    *at = (*a.0.add(r * a.1 + k)).mul_add(*b.0.add(k * b.1 + i), *at);
+                }
+            }
+        }
+    }
+}
+
+/// See [`Kernels::transpose`].
+///
+/// # Safety
+/// As the shapes say.
+#[inline(always)]
+pub unsafe fn transpose(x: *const f32, width: usize, out: *mut f32) {
+    const TILE: usize = 8;
+    for i in (0..width).step_by(TILE) {
+        for c in (0..CELLS).step_by(TILE) {
+            // SAFETY: a tile of both; width and CELLS are multiples of TILE.
+            unsafe {
+                let mut tile = [[0.0f32; TILE]; TILE];
+                for (a, row) in tile.iter_mut().enumerate() {
+                    row.copy_from_slice(std::slice::from_raw_parts(x.add((c + a) * width + i), TILE));
+                }
+                for b in 0..TILE {
+                    let to = std::slice::from_raw_parts_mut(out.add((i + b) * CELLS + c), TILE);
+                    for (a, to) in to.iter_mut().enumerate() {
+                        *to = tile[a][b];
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// See [`Kernels::softcap`]: tanh(x) = (1 - e) / (1 + e) with e = exp(-2 |x|).
+#[inline(always)]
+pub fn softcap(scores: &mut [f32; CELLS], cap: f32) {
+    for s in scores {
+        let e = exp_nonpositive(-2.0 * s.abs());
+        *s = ((1.0 - e) / (1.0 + e) * cap).copysign(*s);
+    }
+}
+
+/// See [`Kernels::mask_scores`].
+#[inline(always)]
+pub fn mask_scores(scores: &mut [f32; CELLS], mask: Option<&[f32; CELLS]>, slope: f32) -> f32 {
+    if let Some(mask) = mask {
+        for (s, &m) in scores.iter_mut().zip(mask) {
+            // A hidden cell may hold anything, a NaN too.
+            *s = if m == f32::NEG_INFINITY { m } else { m.mul_add(slope, *s) };
+        }
+    }
+    let mut top = Lanes::splat(f32::NEG_INFINITY);
+    for s in scores.chunks_exact(LANES) {
+        top = Lanes::load(s).max(top);
+    }
+    top.largest()
+}
+
+/// See [`Kernels::scale`].
+#[inline(always)]
+pub fn scale(x: &mut [f32], factor: f32) {
+    for x in x {
+        *x *= factor;
+    }
+}
+
+/// See [`Kernels::exponentials`].
+#[inline(always)]
+pub fn exponentials(scores: &mut [f32; CELLS], max: f32) -> f32 {
+    let mut sum = Lanes::ZERO;
+    for s in scores.chunks_exact_mut(LANES) {
+        let mut e = [0.0; LANES];
+        for (e, s) in e.iter_mut().zip(&*s) {
+            *e = exp_nonpositive(*s - max);
+        }
+        Lanes(e).store(s);
+        sum = Lanes(e).fma(Lanes::splat(1.0), sum);
+    }
+    sum.sum()
+}
+
+const _: () = assert!(padded(MAX_HEAD) == MAX_HEAD);

@@ -1,0 +1,313 @@
+//! The same list for every instruction set, against the scalar definition, and that against f64.
+
+use super::*;
+use crate::codec::srft::Srft;
+use crate::rotation::HEAD_SIZES;
+use proptest::prelude::*;
+
+/// A small generator, so that cases are the same everywhere.
+pub(crate) struct Noise(u64);
+
+impl Noise {
+    pub fn new(seed: u64) -> Noise {
+        Noise(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn uniform(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 24) as f32
+    }
+
+    pub fn gaussian(&mut self) -> f32 {
+        (-2.0 * self.uniform().max(1e-9).ln()).sqrt() * (std::f32::consts::TAU * self.uniform()).cos()
+    }
+
+    pub fn row(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.gaussian()).collect()
+    }
+}
+
+fn formats() -> impl Iterator<Item = Srft> {
+    HEAD_SIZES.into_iter().flat_map(|size| [2, 3, 4, 8].into_iter().filter_map(move |bits| Srft::new(bits, size)))
+}
+
+fn others() -> impl Iterator<Item = &'static Kernels> {
+    available().iter().copied().filter(|k| k.name != "scalar")
+}
+
+fn wild() -> impl Strategy<Value = f32> {
+    prop_oneof![
+        8 => -3.0f32..3.0,
+        1 => Just(0.0),
+        1 => any::<f32>(),
+        1 => prop::sample::select(vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e38, 1e-40, -1e9]),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn codes_are_bit_exact(values in prop::collection::vec(wild(), 576), plain in any::<bool>(), seed in any::<u64>()) {
+        let gaussian = Noise::new(seed).row(576);
+        let values = if plain { &gaussian } else { &values };
+        for f in formats() {
+            let (mut want, mut got) = (vec![0u8; f.row_bytes()], vec![0u8; f.row_bytes()]);
+            f.encode(&values[..f.size()], &mut want);
+            for k in others() {
+                // SAFETY: the table is available on this CPU.
+                unsafe { (k.encode)(f, &values[..f.size()], &mut got) };
+                prop_assert_eq!(&got, &want, "{} {:?}", k.name, f);
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_unpack_alike(bytes in prop::collection::vec(any::<u8>(), 640 * 3)) {
+        for f in formats() {
+            unpacks_alike(LevelRows::Srft(f), &bytes, f.row_bytes())?;
+        }
+        for size in [32, 64, 96, 128, 160, 512] {
+            unpacks_alike(LevelRows::Q8_0(size), &bytes, size / 32 * 34)?;
+            unpacks_alike(LevelRows::Q4_0(size), &bytes, size / 32 * 18)?;
+        }
+    }
+}
+
+struct Block {
+    levels: Vec<i8>,
+    scales: Vec<f32>,
+    width: usize,
+}
+
+impl Block {
+    fn new(width: usize) -> Block {
+        // Stale contents must not matter.
+        Block { levels: vec![77; CELLS * width], scales: vec![1e3; CELLS * width / 4], width }
+    }
+
+    fn raw(&mut self) -> LevelBlock {
+        LevelBlock { levels: self.levels.as_mut_ptr(), scales: self.scales.as_mut_ptr(), width: self.width }
+    }
+}
+
+fn unpacks_alike(rows: LevelRows, bytes: &[u8], row_bytes: usize) -> Result<(), TestCaseError> {
+    let stride = row_bytes + 7;
+    let n = bytes.len() / (stride + 1);
+    let n = n.min(3);
+    let (mut want, mut got) = (Block::new(padded(rows.size())), Block::new(padded(rows.size())));
+    // SAFETY: n rows of the bytes, blocks of the padded width.
+    unsafe {
+        scalar::unpack(rows, bytes.as_ptr(), stride, n, Role::Weigh, want.raw());
+        for k in others() {
+            (k.unpack)(rows, bytes.as_ptr(), stride, n, Role::Weigh, got.raw());
+            let width = want.width;
+            prop_assert_eq!(&got.levels[..n * width], &want.levels[..n * width], "{} {:?}", k.name, rows);
+            prop_assert_eq!(&got.scales[..n * width / 4], &want.scales[..n * width / 4], "{} {:?}", k.name, rows);
+        }
+    }
+    Ok(())
+}
+
+/// A cache of n Gaussian rows, encoded.
+fn encoded(f: Srft, n: usize, noise: &mut Noise) -> Vec<u8> {
+    let mut bytes = vec![0u8; n * f.row_bytes()];
+    for row in bytes.chunks_exact_mut(f.row_bytes()) {
+        f.encode(&noise.row(f.size()), row);
+    }
+    bytes
+}
+
+#[test]
+fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
+    let mut noise = Noise::new(5);
+    for f in formats() {
+        let (rows, n, width) = (3, 37, padded(f.size()));
+        let bytes = encoded(f, n, &mut noise);
+        let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(f.size())).collect();
+        let mut results = Vec::new();
+        for k in available() {
+            let mut block = Block::new(width);
+            let mut q8 = vec![0i8; rows * width];
+            let mut out = vec![0.0f32; rows * CELLS];
+            // SAFETY: buffers of the promised shapes, kernels of this CPU.
+            unsafe {
+                let scales: Vec<f32> =
+                    (0..rows).map(|r| (k.quantize_query)(&queries[r], q8.as_mut_ptr().add(r * width), width)).collect();
+                (k.unpack)(LevelRows::Srft(f), bytes.as_ptr(), f.row_bytes(), n, Role::Dot, block.raw());
+                (k.dot_levels)(block.raw(), n, q8.as_ptr(), &scales, out.as_mut_ptr());
+                for r in 0..rows {
+                    for c in 0..n {
+                        let mut x = vec![0.0f32; f.size()];
+                        f.decode_rotated(&bytes[c * f.row_bytes()..], &mut x);
+                        let want: f64 =
+                            x.iter().zip(&q8[r * width..]).map(|(&x, &q)| x as f64 * q as f64 * scales[r] as f64).sum();
+                        let got = out[r * CELLS + c] as f64;
+                        assert!(
+                            (got - want).abs() < 2e-5 * (1.0 + want.abs()),
+                            "{} {f:?}: {got}, wanted {want}",
+                            k.name
+                        );
+                    }
+                }
+            }
+            results
+                .push((k.name, (0..rows).flat_map(|r| out[r * CELLS..r * CELLS + n].to_vec()).collect::<Vec<f32>>()));
+        }
+        let reference = &results.last().unwrap().1;
+        for (name, got) in &results {
+            assert_eq!(got, reference, "{name} {f:?}");
+        }
+    }
+}
+
+#[test]
+fn weighing_agrees_with_f64() {
+    let mut noise = Noise::new(6);
+    for f in formats() {
+        for rows in 1..=9 {
+            let (n, width) = (21, padded(f.size()));
+            let bytes = encoded(f, n, &mut noise);
+            let weights: Vec<f32> = (0..rows * CELLS).map(|_| noise.uniform()).collect();
+            for k in available() {
+                let mut block = Block::new(width);
+                let mut acc = vec![0.5f32; rows * width];
+                // SAFETY: buffers of the promised shapes, kernels of this CPU.
+                unsafe {
+                    (k.unpack)(LevelRows::Srft(f), bytes.as_ptr(), f.row_bytes(), n, Role::Weigh, block.raw());
+                    (k.weigh_levels)(block.raw(), n, weights.as_ptr(), rows, acc.as_mut_ptr());
+                }
+                let mut want = vec![0.5f64; rows * width];
+                for c in 0..n {
+                    let mut x = vec![0.0f32; f.size()];
+                    f.decode_rotated(&bytes[c * f.row_bytes()..], &mut x);
+                    for r in 0..rows {
+                        for (i, &x) in x.iter().enumerate() {
+                            want[r * width + i] += weights[r * CELLS + c] as f64 * x as f64;
+                        }
+                    }
+                }
+                for (a, b) in acc.iter().zip(&want) {
+                    assert!(
+                        (*a as f64 - b).abs() < 2e-5 * (1.0 + b.abs()),
+                        "{} {f:?} rows {rows}: {a}, wanted {b}",
+                        k.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn matrix_kernels_agree_with_f64() {
+    let mut noise = Noise::new(7);
+    for (rows, depth) in [(1, 64), (5, 3), (6, 80), (7, 64), (16, 128), (23, 33)] {
+        let (a, b) = (noise.row(rows * (depth + 3)), noise.row(depth * 70));
+        for k in available() {
+            let mut c = vec![0.25f32; rows * 66];
+            // SAFETY: matrices of the given strides.
+            unsafe {
+                (k.gemm64)(
+                    Matrix(a.as_ptr(), depth + 3),
+                    Matrix(b.as_ptr(), 70),
+                    MatrixMut(c.as_mut_ptr(), 66),
+                    rows,
+                    depth,
+                );
+            }
+            for r in 0..rows {
+                for i in 0..66 {
+                    let sum: f64 = (0..depth).map(|d| a[r * (depth + 3) + d] as f64 * b[d * 70 + i] as f64).sum();
+                    let want = if i < 64 { 0.25 + sum } else { 0.25 };
+                    assert!((c[r * 66 + i] as f64 - want).abs() < 1e-4, "{} {rows}x{depth}", k.name);
+                }
+            }
+        }
+    }
+    for width in [64, 128, 192] {
+        let x = noise.row(CELLS * width);
+        for k in available() {
+            let mut t = vec![0.0; CELLS * width];
+            // SAFETY: CELLS rows of `width` and back.
+            unsafe { (k.transpose)(x.as_ptr(), width, t.as_mut_ptr()) };
+            for c in 0..CELLS {
+                for i in 0..width {
+                    assert_eq!(t[i * CELLS + c], x[c * width + i], "{}", k.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn floats_widen_exactly() {
+    let mut noise = Noise::new(8);
+    for size in [16, 40, 64, 80, 128] {
+        let values = noise.row(3 * size);
+        let half: Vec<u16> = values.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect();
+        let brain: Vec<u16> = values.iter().map(|&x| half::bf16::from_f32(x).to_bits()).collect();
+        let width = padded(size);
+        for k in available() {
+            for (kind, data, step) in [
+                (Plain::F16, half.as_ptr().cast::<u8>(), 2),
+                (Plain::Bf16, brain.as_ptr().cast(), 2),
+                (Plain::F32, values.as_ptr().cast(), 4),
+            ] {
+                let mut out = vec![9.0f32; 3 * width];
+                // SAFETY: three rows of `size` values.
+                unsafe { (k.widen)(kind, data, step * size, 3, size, out.as_mut_ptr(), width) };
+                for c in 0..3 {
+                    for i in 0..width {
+                        let want = match kind {
+                            _ if i >= size => 0.0,
+                            Plain::F16 => half::f16::from_bits(half[c * size + i]).to_f32(),
+                            Plain::Bf16 => half::bf16::from_bits(brain[c * size + i]).to_f32(),
+                            _ => values[c * size + i],
+                        };
+                        assert_eq!(out[c * width + i], want, "{} {kind:?} {size}", k.name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn row_helpers_agree_with_scalar_to_the_bit() {
+    let mut noise = Noise::new(9);
+    for _ in 0..50 {
+        let mut scores = [0.0f32; CELLS];
+        let mut mask = [0.0f32; CELLS];
+        for i in 0..CELLS {
+            scores[i] = 10.0 * noise.gaussian();
+            mask[i] = if noise.uniform() < 0.3 { f32::NEG_INFINITY } else { noise.gaussian() };
+        }
+        let run = |k: &Kernels| {
+            let mut s = scores;
+            // SAFETY: kernels of this CPU.
+            unsafe {
+                (k.softcap)(&mut s, 30.0);
+                let max = (k.mask_scores)(&mut s, Some(&mask), 0.5);
+                let sum = (k.exponentials)(&mut s, max);
+                (k.scale)(&mut s, 1.0 / sum);
+                (s, max, sum)
+            }
+        };
+        let want = run(&scalar::KERNELS);
+        for k in others() {
+            assert_eq!(run(k), want, "{}", k.name);
+        }
+        let total: f64 = want.0.iter().map(|&x| x as f64).sum();
+        assert!((total - 1.0).abs() < 1e-5);
+        let c = (0..CELLS).find(|&c| mask[c].is_finite()).unwrap();
+        let exact = |c: usize| 30.0 * (scores[c] as f64).tanh() + 0.5 * mask[c] as f64;
+        assert!((want.0[c] as f64 * want.2 as f64 - (exact(c) - want.1 as f64).exp()).abs() < 1e-5);
+    }
+}

@@ -1,0 +1,377 @@
+//! The SRFT: random signs, then a real Fourier transform packed into a real orthonormal one.
+//!
+//! Why rotate: quantization error depends on the largest value of a group, and keys and values have channels
+//! that are far larger than the rest. An orthonormal transform with random signs spreads every channel over all
+//! of them, so that a group looks like Gaussian noise and one table fits all models. Scores do not change
+//! (q.k = Rq.Rk), and a weighted sum of values is rotated back once.
+//!
+//! Why Fourier and not Hadamard: it exists at every head size, not at powers of two alone (80, 96, 112, 192, 576 are
+//! in use), costs the same O(d log d), and mixes as well.
+//!
+//! For x of length n = 2N with signs s, X_k = sum_j s_j x_j e^(-2 pi i j k / n), the packed result is
+//!
+//! ```text
+//! y[0]     = X_0 / sqrt(n)                y[N]     = X_N / sqrt(n)
+//! y[k]     = Re X_k * sqrt(2/n)           y[N + k] = Im X_k * sqrt(2/n)        0 < k < N
+//! ```
+//!
+//! which is orthonormal. It is computed as a complex transform of length N over z_j = x_2j + i x_2j+1 (Stockham, mixed
+//! radix 4 2 3 5 7, real and imaginary parts apart so that the loops are plain vector loops), then unmixed. The inverse
+//! runs the same steps backwards; since the transform is orthonormal it is also the transpose.
+//!
+//! The order of operations is part of the format (codes must not depend on the CPU): one source, compiled for each
+//! instruction set, no reassociation.
+
+use std::sync::OnceLock;
+
+/// The head sizes that have a rotation. The position in this list is the low half of a type id: never reorder.
+pub const HEAD_SIZES: [usize; 9] = [64, 80, 96, 112, 128, 192, 256, 512, 576];
+
+/// The largest of [`HEAD_SIZES`].
+pub const MAX_HEAD: usize = 576;
+
+/// The seed of the signs: version 1 of the format.
+const SIGN_SEED: u64 = 0x5352_4654_0000_0001;
+
+const MAX_N: usize = MAX_HEAD / 2;
+
+struct Stage {
+    radix: usize,
+    /// Butterflies per stride position.
+    m: usize,
+    stride: usize,
+    /// w^(p j) for j in 1..radix, p in 0..m: real parts then imaginary parts, j-major.
+    twiddle_re: Vec<f32>,
+    twiddle_im: Vec<f32>,
+}
+
+/// The plan of one head size.
+pub struct Rotation {
+    size: usize,
+    signs: Vec<f32>,
+    stages: Vec<Stage>,
+    /// e^(-2 pi i k / n) for k in 0..N.
+    unmix_re: Vec<f32>,
+    unmix_im: Vec<f32>,
+}
+
+/// splitmix64: small, fixed for ever, good enough to choose signs.
+fn splitmix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn unit(k: usize, n: usize) -> (f32, f32) {
+    let angle = -2.0 * std::f64::consts::PI * (k % n) as f64 / n as f64;
+    (angle.cos() as f32, angle.sin() as f32)
+}
+
+impl Rotation {
+    /// The plan for a head size of [`HEAD_SIZES`], made once.
+    pub fn of(size: usize) -> Option<&'static Rotation> {
+        static PLANS: [OnceLock<Rotation>; HEAD_SIZES.len()] = [const { OnceLock::new() }; HEAD_SIZES.len()];
+        let index = HEAD_SIZES.iter().position(|&s| s == size)?;
+        Some(PLANS[index].get_or_init(|| Rotation::new(size)))
+    }
+
+    fn new(size: usize) -> Rotation {
+        let n = size / 2;
+        let mut seed = SIGN_SEED ^ ((size as u64) << 32);
+        let signs = (0..size).map(|_| if splitmix(&mut seed) >> 63 == 0 { 1.0 } else { -1.0 }).collect();
+        let mut stages = Vec::new();
+        let (mut left, mut stride) = (n, 1);
+        while left > 1 {
+            let radix = *[4, 2, 3, 5, 7].iter().find(|&&r| left % r == 0).expect("head sizes are 2^a 3^b 5^c 7^d");
+            let m = left / radix;
+            let (mut twiddle_re, mut twiddle_im) = (Vec::new(), Vec::new());
+            for j in 1..radix {
+                for p in 0..m {
+                    let (re, im) = unit(p * j, left);
+                    twiddle_re.push(re);
+                    twiddle_im.push(im);
+                }
+            }
+            stages.push(Stage { radix, m, stride, twiddle_re, twiddle_im });
+            left = m;
+            stride *= radix;
+        }
+        let (unmix_re, unmix_im) = (0..n).map(|k| unit(k, size)).unzip();
+        Rotation { size, signs, stages, unmix_re, unmix_im }
+    }
+
+    /// The head size.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// y = R x.
+    #[inline(always)]
+    pub fn forward(&self, x: &[f32], y: &mut [f32]) {
+        let n = self.size / 2;
+        let (x, y) = (&x[..2 * n], &mut y[..2 * n]);
+        let mut bufs = [[0.0f32; MAX_N]; 4];
+        let [ar, ai, br, bi] = &mut bufs;
+        for j in 0..n {
+            ar[j] = x[2 * j] * self.signs[2 * j];
+            ai[j] = x[2 * j + 1] * self.signs[2 * j + 1];
+        }
+        let (zr, zi) = self.transform((ar, ai), (br, bi));
+        let side = (0.5 / n as f32).sqrt();
+        let (yr, yi) = y.split_at_mut(n);
+        yr[0] = (zr[0] + zi[0]) * side;
+        yi[0] = (zr[0] - zi[0]) * side;
+        // X_k = E_k + w^k O_k with E, O the transforms of the even and odd samples; sqrt(2/n) and the halves of
+        // E and O make 1/2 sqrt(1/N).
+        let half = 0.5 * (1.0 / n as f32).sqrt();
+        let (wr, wi) = (&self.unmix_re[..n], &self.unmix_im[..n]);
+        for k in 1..n {
+            let (er, ei) = (zr[k] + zr[n - k], zi[k] - zi[n - k]);
+            let (or, oi) = (zi[k] + zi[n - k], zr[n - k] - zr[k]);
+            yr[k] = oi.mul_add(-wi[k], or.mul_add(wr[k], er)) * half;
+            yi[k] = oi.mul_add(wr[k], or.mul_add(wi[k], ei)) * half;
+        }
+    }
+
+    /// x = R^-1 y.
+    #[inline(always)]
+    pub fn backward(&self, y: &[f32], x: &mut [f32]) {
+        let n = self.size / 2;
+        let (x, y) = (&mut x[..2 * n], &y[..2 * n]);
+        let mut bufs = [[0.0f32; MAX_N]; 4];
+        let [ar, ai, br, bi] = &mut bufs;
+        let (yr, yi) = y.split_at(n);
+        let side = (0.5 / n as f32).sqrt();
+        ar[0] = (yr[0] + yi[0]) * side;
+        ai[0] = (yr[0] - yi[0]) * side;
+        let half = 0.5 * (1.0 / n as f32).sqrt();
+        let (wr, wi) = (&self.unmix_re[..n], &self.unmix_im[..n]);
+        for k in 1..n {
+            let (er, ei) = (yr[k] + yr[n - k], yi[k] - yi[n - k]);
+            let (dr, di) = (yr[k] - yr[n - k], yi[k] + yi[n - k]);
+            // O_k = conj(w^k) (X_k - conj X_(N-k)), Z_k = E_k + i O_k.
+            let or = di.mul_add(wi[k], dr * wr[k]);
+            let oi = dr.mul_add(-wi[k], di * wr[k]);
+            ar[k] = (er - oi) * half;
+            ai[k] = (ei + or) * half;
+        }
+        // The inverse of a transform is the transform with real and imaginary parts exchanged.
+        let (zi, zr) = self.transform((ai, ar), (bi, br));
+        for j in 0..n {
+            x[2 * j] = zr[j] * self.signs[2 * j];
+            x[2 * j + 1] = zi[j] * self.signs[2 * j + 1];
+        }
+    }
+
+    /// The complex transform of length N; returns where the result is.
+    #[inline(always)]
+    fn transform<'a>(&self, a: Complex<'a>, b: Complex<'a>) -> (&'a [f32; MAX_N], &'a [f32; MAX_N]) {
+        let (mut from, mut to) = (a, b);
+        for stage in &self.stages {
+            match stage.radix {
+                4 => stage.run::<4>(&from, &mut to),
+                2 => stage.run::<2>(&from, &mut to),
+                3 => stage.run::<3>(&from, &mut to),
+                5 => stage.run::<5>(&from, &mut to),
+                _ => stage.run::<7>(&from, &mut to),
+            }
+            std::mem::swap(&mut from, &mut to);
+        }
+        (from.0, from.1)
+    }
+}
+
+type Complex<'a> = (&'a mut [f32; MAX_N], &'a mut [f32; MAX_N]);
+
+impl Stage {
+    /// y[q + s (r p + j)] = w^(p j) * DFT_r(x[q + s (p + m i)])_j
+    #[inline(always)]
+    fn run<const R: usize>(&self, from: &Complex, to: &mut Complex) {
+        let (m, s) = (self.m, self.stride);
+        let n = R * m * s;
+        let (xr, xi) = (&from.0[..n], &from.1[..n]);
+        let (yr, yi) = (&mut to.0[..n], &mut to.1[..n]);
+        for p in 0..m {
+            let mut w = [(1.0f32, 0.0f32); R];
+            for (j, w) in w.iter_mut().enumerate().skip(1) {
+                *w = (self.twiddle_re[(j - 1) * m + p], self.twiddle_im[(j - 1) * m + p]);
+            }
+            let xr: [&[f32]; R] = std::array::from_fn(|i| &xr[s * (p + m * i)..][..s]);
+            let xi: [&[f32]; R] = std::array::from_fn(|i| &xi[s * (p + m * i)..][..s]);
+            let yr = &mut yr[s * R * p..][..s * R];
+            let yi = &mut yi[s * R * p..][..s * R];
+            for q in 0..s {
+                let ar: [f32; R] = std::array::from_fn(|i| xr[i][q]);
+                let ai: [f32; R] = std::array::from_fn(|i| xi[i][q]);
+                let (br, bi) = butterfly::<R>(ar, ai);
+                yr[q] = br[0];
+                yi[q] = bi[0];
+                for j in 1..R {
+                    yr[q + s * j] = bi[j].mul_add(-w[j].1, br[j] * w[j].0);
+                    yi[q + s * j] = bi[j].mul_add(w[j].0, br[j] * w[j].1);
+                }
+            }
+        }
+    }
+}
+
+/// A complex transform of R values.
+#[inline(always)]
+fn butterfly<const R: usize>(ar: [f32; R], ai: [f32; R]) -> ([f32; R], [f32; R]) {
+    let (mut br, mut bi) = ([0.0; R], [0.0; R]);
+    match R {
+        2 => {
+            (br[0], bi[0]) = (ar[0] + ar[1], ai[0] + ai[1]);
+            (br[1], bi[1]) = (ar[0] - ar[1], ai[0] - ai[1]);
+        }
+        4 => {
+            let (s0r, s0i) = (ar[0] + ar[2], ai[0] + ai[2]);
+            let (d0r, d0i) = (ar[0] - ar[2], ai[0] - ai[2]);
+            let (s1r, s1i) = (ar[1] + ar[3], ai[1] + ai[3]);
+            let (d1r, d1i) = (ar[1] - ar[3], ai[1] - ai[3]);
+            (br[0], bi[0]) = (s0r + s1r, s0i + s1i);
+            (br[2], bi[2]) = (s0r - s1r, s0i - s1i);
+            (br[1], bi[1]) = (d0r + d1i, d0i - d1r);
+            (br[3], bi[3]) = (d0r - d1i, d0i + d1r);
+        }
+        // Odd radices: sums and differences of mirrored inputs against cos and sin of 2 pi j i / R.
+        _ => {
+            let half = (R - 1) / 2;
+            (br[0], bi[0]) = (ar[0], ai[0]);
+            for i in 1..R {
+                br[0] += ar[i];
+                bi[0] += ai[i];
+            }
+            for j in 1..=half {
+                let (mut cr, mut ci, mut sr, mut si) = (ar[0], ai[0], 0.0f32, 0.0f32);
+                for i in 1..=half {
+                    let (c, s) = COS_SIN[R][(i * j) % R];
+                    cr = (ar[i] + ar[R - i]).mul_add(c, cr);
+                    ci = (ai[i] + ai[R - i]).mul_add(c, ci);
+                    sr = (ar[i] - ar[R - i]).mul_add(s, sr);
+                    si = (ai[i] - ai[R - i]).mul_add(s, si);
+                }
+                (br[j], bi[j]) = (cr + si, ci - sr);
+                (br[R - j], bi[R - j]) = (cr - si, ci + sr);
+            }
+        }
+    }
+    (br, bi)
+}
+
+/// cos and sin of 2 pi k / R for the odd radices.
+const COS_SIN: [[(f32, f32); 7]; 8] = {
+    let mut t = [[(1.0, 0.0); 7]; 8];
+    t[3][1] = (-0.5, 0.866_025_4);
+    t[3][2] = (-0.5, -0.866_025_4);
+    t[5][1] = (0.309_017, 0.951_056_5);
+    t[5][2] = (-0.809_017, 0.587_785_24);
+    t[5][3] = (-0.809_017, -0.587_785_24);
+    t[5][4] = (0.309_017, -0.951_056_5);
+    t[7][1] = (0.623_489_8, 0.781_831_5);
+    t[7][2] = (-0.222_520_93, 0.974_927_9);
+    t[7][3] = (-0.900_968_9, 0.433_883_73);
+    t[7][4] = (-0.900_968_9, -0.433_883_73);
+    t[7][5] = (-0.222_520_93, -0.974_927_9);
+    t[7][6] = (0.623_489_8, -0.781_831_5);
+    t
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Row y of the packed transform, straight from the definition in f64.
+    fn naive(rotation: &Rotation, x: &[f32]) -> Vec<f64> {
+        let n = rotation.size;
+        let mut y = vec![0.0; n];
+        for k in 0..=n / 2 {
+            let (mut re, mut im) = (0.0, 0.0);
+            for j in 0..n {
+                let angle = -2.0 * std::f64::consts::PI * (j * k % n) as f64 / n as f64;
+                let v = x[j] as f64 * rotation.signs[j] as f64;
+                re += v * angle.cos();
+                im += v * angle.sin();
+            }
+            if k == 0 || k == n / 2 {
+                y[k] = re / (n as f64).sqrt();
+            } else {
+                y[k] = re * (2.0 / n as f64).sqrt();
+                y[n / 2 + k] = im * (2.0 / n as f64).sqrt();
+            }
+        }
+        y
+    }
+
+    fn noise(n: usize, seed: u64) -> Vec<f32> {
+        let mut s = seed;
+        (0..n).map(|_| (splitmix(&mut s) >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
+    }
+
+    #[test]
+    fn agrees_with_the_naive_dft_and_comes_back() {
+        for size in HEAD_SIZES {
+            let r = Rotation::of(size).unwrap();
+            for seed in 0..4 {
+                let x = noise(size, seed);
+                let (mut y, mut back) = (vec![0.0; size], vec![0.0; size]);
+                r.forward(&x, &mut y);
+                for (i, (a, b)) in y.iter().zip(naive(r, &x)).enumerate() {
+                    assert!((*a as f64 - b).abs() < 2e-6, "size {size}, y[{i}] = {a}, wanted {b}");
+                }
+                r.backward(&y, &mut back);
+                for (a, b) in x.iter().zip(&back) {
+                    assert!((a - b).abs() < 2e-6, "size {size}: {a} came back as {b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn agrees_with_realfft() {
+        for size in HEAD_SIZES {
+            let r = Rotation::of(size).unwrap();
+            let x = noise(size, 7);
+            let mut y = vec![0.0; size];
+            r.forward(&x, &mut y);
+            let fft = realfft::RealFftPlanner::<f32>::new().plan_fft_forward(size);
+            let mut signed: Vec<f32> = x.iter().zip(&r.signs).map(|(a, s)| a * s).collect();
+            let mut spectrum = fft.make_output_vec();
+            fft.process(&mut signed, &mut spectrum).unwrap();
+            let scale = (2.0 / size as f32).sqrt();
+            for k in 1..size / 2 {
+                assert!((y[k] - spectrum[k].re * scale).abs() < 3e-6);
+                assert!((y[size / 2 + k] - spectrum[k].im * scale).abs() < 3e-6);
+            }
+            assert!((y[0] - spectrum[0].re / (size as f32).sqrt()).abs() < 3e-6);
+            assert!((y[size / 2] - spectrum[size / 2].re / (size as f32).sqrt()).abs() < 3e-6);
+        }
+    }
+
+    #[test]
+    fn signs_are_those_of_version_1() {
+        let digest = |size| {
+            let signs = &Rotation::of(size).unwrap().signs;
+            signs[..64].iter().fold(0u64, |d, &s| d << 1 | u64::from(s < 0.0))
+        };
+        // State files depend on these for ever.
+        let got: Vec<String> = HEAD_SIZES.iter().map(|&s| format!("{:016x}", digest(s))).collect();
+        for (i, &size) in HEAD_SIZES.iter().enumerate() {
+            assert_eq!(got[i], VERSION_1[i], "head size {size}");
+        }
+    }
+
+    const VERSION_1: [&str; 9] = [
+        "54a8f85e07b03fd1",
+        "4461871fef276807",
+        "b45bad8bcf7880bd",
+        "91e9e9db3934b078",
+        "412c913bf7666f6a",
+        "7218995dc9558a50",
+        "989acd3d349ac635",
+        "ebcdcdc2947f9847",
+        "b9943dcefe9e22af",
+    ];
+}

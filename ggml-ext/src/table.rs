@@ -1,0 +1,216 @@
+//! The type table: families, concrete types, ids, names.
+//!
+//! A family is what a user types; a concrete type is a family at one head size, because the rotation spans one head.
+//! Ids are stable for ever, state files hold them: 128 + 16 * family + position in [`HEAD_SIZES`], and position 15
+//! for the family as a whole.
+
+use crate::codec::srft::Srft;
+use crate::rotation::HEAD_SIZES;
+
+/// The first id that is ours.
+pub const ID_BASE: i32 = 128;
+/// Ids of one family.
+const IDS_PER_FAMILY: i32 = 16;
+/// The place of the family itself among its ids.
+const FAMILY_SLOT: i32 = 15;
+
+/// A family of types.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Family {
+    /// What a user types.
+    pub name: &'static str,
+    /// The number that ids are made from: never reused.
+    pub number: i32,
+    /// Bits of a code.
+    pub bits: u32,
+    /// May it hold keys?
+    pub serves_k: bool,
+    /// May it hold values?
+    pub serves_v: bool,
+    /// One line for the type table.
+    pub summary: &'static str,
+}
+
+static FAMILIES: [Family; 4] = [
+    Family {
+        name: "srft8",
+        number: 0,
+        bits: 8,
+        serves_k: true,
+        serves_v: true,
+        summary: "SRFT, 8-bit levels, f16 scale per 32",
+    },
+    Family {
+        name: "srft4",
+        number: 1,
+        bits: 4,
+        serves_k: true,
+        serves_v: true,
+        summary: "SRFT, 16-level table, f16 scale per 32",
+    },
+    Family {
+        name: "srft3",
+        number: 2,
+        bits: 3,
+        serves_k: true,
+        serves_v: true,
+        summary: "SRFT, 8-level table, f16 scale per 32",
+    },
+    Family {
+        name: "srft2",
+        number: 3,
+        bits: 2,
+        serves_k: true,
+        serves_v: true,
+        summary: "SRFT, 4-level table, f16 scale per 32",
+    },
+];
+
+/// All families, best quality first.
+pub fn families() -> &'static [Family] {
+    &FAMILIES
+}
+
+/// A family at one head size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Concrete {
+    /// The family.
+    pub family: &'static Family,
+    /// The head size.
+    pub head_size: usize,
+}
+
+impl Family {
+    /// The id that stands for the family.
+    pub fn id(&self) -> i32 {
+        ID_BASE + IDS_PER_FAMILY * self.number + FAMILY_SLOT
+    }
+
+    /// The family's type for a head size, if it serves it.
+    pub fn at(&'static self, head_size: usize) -> Option<Concrete> {
+        HEAD_SIZES.contains(&head_size).then_some(Concrete { family: self, head_size })
+    }
+
+    /// The head sizes that it serves.
+    pub fn head_sizes(&self) -> &'static [usize] {
+        &HEAD_SIZES
+    }
+}
+
+impl Concrete {
+    /// The id that tensors and state files hold.
+    pub fn id(self) -> i32 {
+        let index = HEAD_SIZES.iter().position(|&s| s == self.head_size).expect("made by Family::at");
+        ID_BASE + IDS_PER_FAMILY * self.family.number + index as i32
+    }
+
+    /// "srft4_128".
+    pub fn name(self) -> String {
+        format!("{}_{}", self.family.name, self.head_size)
+    }
+
+    /// The row format.
+    pub fn format(self) -> Srft {
+        Srft::new(self.family.bits, self.head_size).expect("families serve the head sizes they list")
+    }
+
+    /// Bytes of the row of one head.
+    pub fn row_bytes(self) -> usize {
+        self.format().row_bytes()
+    }
+
+    /// Bits per value, scales included.
+    pub fn bits_per_value(self) -> f64 {
+        self.row_bytes() as f64 * 8.0 / self.head_size as f64
+    }
+}
+
+/// All concrete types, in the order of their ids.
+pub fn concrete() -> impl Iterator<Item = Concrete> {
+    families().iter().flat_map(|family| family.head_sizes().iter().filter_map(|&size| family.at(size)))
+}
+
+/// What an id stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A family as a whole.
+    Family(&'static Family),
+    /// A type that tensors can have.
+    Concrete(Concrete),
+}
+
+/// Looks an id up; None where it is not ours.
+pub fn by_id(id: i32) -> Option<Entry> {
+    let offset = id.checked_sub(ID_BASE).filter(|&o| o >= 0)?;
+    let family = families().iter().find(|f| f.number == offset / IDS_PER_FAMILY)?;
+    match offset % IDS_PER_FAMILY {
+        FAMILY_SLOT => Some(Entry::Family(family)),
+        index => family.at(*HEAD_SIZES.get(index as usize)?).map(Entry::Concrete),
+    }
+}
+
+/// Looks a name up: a family's or a concrete type's.
+pub fn by_name(name: &str) -> Option<Entry> {
+    if let Some(family) = families().iter().find(|f| f.name == name) {
+        return Some(Entry::Family(family));
+    }
+    let (family, size) = name.rsplit_once('_')?;
+    let family = families().iter().find(|f| f.name == family)?;
+    family.at(size.parse().ok()?).map(Entry::Concrete)
+}
+
+/// "srft8, srft4, …"
+pub fn family_names() -> String {
+    families().iter().map(|f| f.name).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_the_promised_ones() {
+        let id = |name| match by_name(name).unwrap() {
+            Entry::Family(f) => f.id(),
+            Entry::Concrete(c) => c.id(),
+        };
+        // State files hold these numbers.
+        assert_eq!(id("srft8_64"), 128);
+        assert_eq!(id("srft4_64"), 144);
+        assert_eq!(id("srft4_128"), 148);
+        assert_eq!(id("srft4"), 159);
+        assert_eq!(id("srft3_576"), 168);
+        assert_eq!(id("srft2_80"), 177);
+    }
+
+    #[test]
+    fn every_id_and_name_finds_its_type() {
+        for c in concrete() {
+            assert_eq!(by_id(c.id()), Some(Entry::Concrete(c)));
+            assert_eq!(by_name(&c.name()), Some(Entry::Concrete(c)));
+        }
+        for f in families() {
+            assert_eq!(by_id(f.id()), Some(Entry::Family(f)));
+        }
+    }
+
+    #[test]
+    fn unknown_ids_and_names_are_nobodys() {
+        for id in [i32::MIN, -1, 0, 43, 127, 128 + 9, 128 + 14, 128 + 16 * 200, i32::MAX] {
+            assert_eq!(by_id(id), None, "{id}");
+        }
+        for name in ["", "srft", "srft4_", "srft4_65", "srft5_64", "_64", "q4_0"] {
+            assert_eq!(by_name(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn bits_per_value_are_the_published_ones() {
+        for (name, bits) in
+            [("srft8_128", 8.5), ("srft4_128", 4.5), ("srft3_64", 3.5), ("srft2_576", 2.5), ("srft4_80", 5.0)]
+        {
+            let Some(Entry::Concrete(c)) = by_name(name) else { panic!("{name}") };
+            assert_eq!(c.bits_per_value(), bits, "{name}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Tensors as ggml lays them out, described plainly, and how rows of them are read.
+
+use crate::codec::plain::{Plain, BLOCK};
+use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role, CELLS};
+use crate::rotation::{Rotation, MAX_HEAD};
+use crate::table::{self, Concrete, Entry};
+use half::f16;
+
+/// Decodes n values of a foreign type.
+pub type ToFloat = unsafe extern "C" fn(src: *const u8, dst: *mut f32, n: i64);
+
+/// A tensor: what `struct ggml_ext_tensor` of the C header holds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Tensor {
+    /// ggml's or our type id.
+    pub kind: i32,
+    /// Values per dimension.
+    pub ne: [i64; 4],
+    /// Bytes per step of a dimension.
+    pub nb: [usize; 4],
+    /// The first value.
+    pub data: *mut u8,
+    /// For types that are not read here.
+    pub to_float: Option<ToFloat>,
+}
+
+impl Tensor {
+    /// The concrete type of ours, if it is one.
+    pub fn concrete(&self) -> Option<Concrete> {
+        match table::by_id(self.kind) {
+            Some(Entry::Concrete(c)) => Some(c),
+            _ => None,
+        }
+    }
+
+    /// ggml's plain type, if it is one.
+    pub fn plain(&self) -> Option<Plain> {
+        Plain::from_ggml(self.kind)
+    }
+
+    /// Is it f32 or f16?
+    pub fn is_float(&self) -> bool {
+        matches!(self.plain(), Some(Plain::F32 | Plain::F16))
+    }
+
+    /// Values along dimension `d`; negative counts are nothing.
+    pub fn n(&self, d: usize) -> usize {
+        usize::try_from(self.ne[d]).unwrap_or(0)
+    }
+
+    /// The number of rows.
+    pub fn rows(&self) -> usize {
+        self.n(1) * self.n(2) * self.n(3)
+    }
+
+    /// Where the row (i1, i2, i3) begins.
+    ///
+    /// # Safety
+    /// The indices are within the tensor.
+    pub unsafe fn row(&self, i1: usize, i2: usize, i3: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { self.data.add(i1 * self.nb[1] + i2 * self.nb[2] + i3 * self.nb[3]) }
+    }
+}
+
+/// Reads f32 or f16 values, `step` bytes apart.
+///
+/// # Safety
+/// `data` holds them.
+pub unsafe fn read_floats(kind: Plain, data: *const u8, step: usize, out: &mut [f32]) {
+    for (i, out) in out.iter_mut().enumerate() {
+        // SAFETY: value i; byte-wise, alignment does not matter.
+        *out = unsafe {
+            match kind {
+                Plain::F16 => f16::from_bits(data.add(i * step).cast::<u16>().read_unaligned()).to_f32(),
+                _ => data.add(i * step).cast::<f32>().read_unaligned(),
+            }
+        };
+    }
+}
+
+/// Writes f32 or f16 values, `step` bytes apart.
+///
+/// # Safety
+/// `data` has room for them.
+pub unsafe fn write_floats(kind: Plain, values: &[f32], data: *mut u8, step: usize) {
+    for (i, &x) in values.iter().enumerate() {
+        // SAFETY: value i.
+        unsafe {
+            match kind {
+                Plain::F16 => data.add(i * step).cast::<u16>().write_unaligned(f16::from_f32(x).to_bits()),
+                _ => data.add(i * step).cast::<f32>().write_unaligned(x),
+            }
+        }
+    }
+}
+
+/// How the rows of one side of a cache are read.
+#[derive(Clone, Copy)]
+pub enum Reader {
+    /// As levels and scales.
+    Levels(LevelRows),
+    /// As floats.
+    Floats(Plain),
+    /// As floats, through ggml.
+    Foreign(ToFloat),
+}
+
+/// K or V of an attention: the reader and the geometry.
+#[derive(Clone, Copy)]
+pub struct Side {
+    /// The reader.
+    pub reader: Reader,
+    /// Values of a stored row.
+    pub size: usize,
+    /// The same, padded.
+    pub width: usize,
+    /// The rotation that rows are stored in.
+    pub rotation: Option<&'static Rotation>,
+    tensor: Tensor,
+}
+
+impl Side {
+    /// `name` is for the message.
+    pub fn new(tensor: &Tensor, name: &str) -> Result<Side, String> {
+        let ne0 = tensor.n(0);
+        let (reader, size, rotation) = if let Some(c) = tensor.concrete() {
+            // A view of the first values of each row is what MLA caches use as V; anything else is not a head.
+            if ne0 > c.head_size || ne0 == 0 || tensor.nb[0] != c.row_bytes() {
+                return Err(format!("{name} of type {} has rows of {ne0} values, wanted {}", c.name(), c.head_size));
+            }
+            (Reader::Levels(LevelRows::Srft(c.format())), c.head_size, Some(c.format().rotation()))
+        } else {
+            if ne0 == 0 || ne0 > MAX_HEAD {
+                return Err(format!("{name} has rows of {ne0} values, wanted 1 to {MAX_HEAD}"));
+            }
+            let reader = match (tensor.plain(), tensor.to_float) {
+                (Some(Plain::Q8_0), _) if ne0 % BLOCK == 0 => Reader::Levels(LevelRows::Q8_0(ne0)),
+                (Some(Plain::Q4_0), _) if ne0 % BLOCK == 0 => Reader::Levels(LevelRows::Q4_0(ne0)),
+                (Some(p @ (Plain::F32 | Plain::F16 | Plain::Bf16)), _) if tensor.nb[0] == p.row_bytes(1) => {
+                    Reader::Floats(p)
+                }
+                (None, Some(f)) => Reader::Foreign(f),
+                _ => return Err(format!("{name} of type {} with rows of {ne0} values cannot be read", tensor.kind)),
+            };
+            (reader, ne0, None)
+        };
+        Ok(Side { reader, size, width: padded(size), rotation, tensor: *tensor })
+    }
+
+    /// Cells.
+    pub fn cells(&self) -> usize {
+        self.tensor.n(1)
+    }
+
+    /// Does it unpack to levels?
+    pub fn has_levels(&self) -> bool {
+        matches!(self.reader, Reader::Levels(_))
+    }
+
+    /// Unpacks cells first..first+n of a head as levels.
+    ///
+    /// # Safety
+    /// The reader is Levels, the indices are within the tensor, `out` has room.
+    pub unsafe fn levels(
+        &self,
+        kernels: &Kernels,
+        first: usize,
+        n: usize,
+        head: usize,
+        stream: usize,
+        role: Role,
+        out: LevelBlock,
+    ) {
+        if let Reader::Levels(rows) = self.reader {
+            // SAFETY: the caller's promise.
+            unsafe { (kernels.unpack)(rows, self.tensor.row(first, head, stream), self.tensor.nb[1], n, role, out) }
+        }
+    }
+
+    /// Reads cells first..first+n of a head as f32 rows of `width`; `scratch` serves levels on their way.
+    ///
+    /// # Safety
+    /// As [`Side::levels`].
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn floats(
+        &self,
+        kernels: &Kernels,
+        first: usize,
+        n: usize,
+        head: usize,
+        stream: usize,
+        scratch: LevelBlock,
+        out: *mut f32,
+    ) {
+        debug_assert!(n <= CELLS);
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (data, stride) = (self.tensor.row(first, head, stream), self.tensor.nb[1]);
+            match self.reader {
+                Reader::Levels(rows) => {
+                    let scratch = LevelBlock { width: self.width, ..scratch };
+                    (kernels.unpack)(rows, data, stride, n, Role::Weigh, scratch);
+                    (kernels.expand)(scratch, n, out);
+                }
+                Reader::Floats(kind) => (kernels.widen)(kind, data, stride, n, self.size, out, self.width),
+                Reader::Foreign(to_float) => {
+                    for c in 0..n {
+                        let row = out.add(c * self.width);
+                        to_float(data.add(c * stride), row, self.size as i64);
+                        std::slice::from_raw_parts_mut(row.add(self.size), self.width - self.size).fill(0.0);
+                    }
+                }
+            }
+        }
+    }
+}

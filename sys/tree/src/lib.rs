@@ -1,0 +1,1 @@
+//! Empty: this package only pins llama-cpp-sys-2 by its lock file.

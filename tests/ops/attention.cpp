@@ -1,0 +1,257 @@
+// Write then read: SET_ROWS followed by FLASH_ATTN_EXT, over types, head sizes, pairs and everything the op can mean.
+//
+// Two references. From the decoded rows the answer is exact up to the 8 bits of q, so its bound is tight and catches
+// every error of layout, masking or order. From the original rows it shows that the type holds what it promises.
+
+#include "attention_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace {
+
+// |error| of a whole output against the decoded rows, and of its worst vector: what rounding q to 8 bits leaves
+constexpr double BOUND_TOTAL = 1.2e-2;
+constexpr double BOUND_WORST = 4.0e-2;
+
+// against the original rows, by the coarser of the two types
+double loose_bound(const AttentionCase & c) {
+    const double bits = std::min(bits_of(c.type_k), bits_of(c.mla ? c.type_k : c.type_v));
+    return bits > 8.0 ? 0.03 : bits > 5.0 ? 0.12 : bits > 4.0 ? 0.3 : bits > 3.0 ? 0.55 : 1.0;
+}
+
+void run(const AttentionCase & c) {
+    if (!begin_case(c.name())) {
+        return;
+    }
+    if (c.type_k == GGML_TYPE_COUNT || c.type_v == GGML_TYPE_COUNT) {
+        skip("no such type at this head size");
+        return;
+    }
+    AttentionRun r(c);
+    if (!r.write() || !r.attend()) {
+        return;
+    }
+    const std::vector<float> got = r.output();
+    const std::vector<double> decoded = r.want_from_decoded();
+    check_below(total_error(got, decoded), BOUND_TOTAL, "error of the output from the decoded rows");
+    check_below(worst_error(got, decoded, c.shape.dv), BOUND_WORST, "error of the worst vector from the decoded rows");
+    const double loose = loose_bound(c);
+    check_below(total_error(got, r.want_from_original()), loose, "error from the original rows, types bound by " + std::to_string(loose).substr(0, 4));
+}
+
+bool divides(const std::string & type, int head_size) {
+    return head_size % ggml_blck_size(type_for(type, head_size)) == 0;
+}
+
+// every family on either side with itself, with the others, and with ggml's types
+void pairs() {
+    const int n_qs[]  = { 1, 2, 7, 33 };
+    const int n_kvs[] = { 31, 64, 256, 300, 1, 65 };
+    int turn = 0;
+
+    for (int d : { 64, 80, 128, 256, 512 }) {
+        std::vector<std::pair<std::string, std::string>> names;
+        for (const Family & a : families()) {
+            for (const Family & b : families()) {
+                if (a.serves_k && b.serves_v && (a.name == b.name || !quick)) {
+                    names.emplace_back(a.name, b.name);
+                }
+            }
+            for (const char * other : { "f16", "bf16", "q8_0", "q4_0", "q5_1", "f32" }) {
+                if (divides(other, d)) {
+                    if (a.serves_k) { names.emplace_back(a.name, other); }
+                    if (a.serves_v) { names.emplace_back(other, a.name); }
+                }
+            }
+        }
+        for (const auto & [k, v] : names) {
+            AttentionCase c;
+            c.type_k = type_for(k, d);
+            c.type_v = type_for(v, d);
+            c.shape.dk = c.shape.dv = d;
+            c.shape.n_q  = n_qs[turn % 4];
+            c.shape.n_kv = n_kvs[turn % (quick ? 2 : 6)];
+            turn++;
+            run(c);
+        }
+    }
+}
+
+// what the op can mean, for a few pairs
+void meanings(const std::string & k, const std::string & v, int d) {
+    AttentionCase base;
+    base.type_k = type_for(k, d);
+    base.type_v = type_for(v, d);
+    base.shape.dk = base.shape.dv = d;
+    base.shape.n_q  = 7;
+    base.shape.n_kv = 100;
+
+    AttentionCase c = base;
+    c.mask = Mask::none;
+    run(c);
+
+    c = base;
+    c.mask = Mask::per_head;
+    run(c);
+
+    c = base;
+    c.mask = Mask::alibi;
+    c.shape.max_bias = 8.0f;
+    run(c);
+    c.shape.n_head    = 6;  // not a power of two: two kinds of slopes
+    c.shape.n_head_kv = 3;
+    run(c);
+
+    c = base;
+    c.shape.softcap = 30.0f;
+    run(c);
+
+    c = base;
+    c.sinks = true;
+    run(c);
+
+    c = base;
+    c.mask = Mask::rows_gone;
+    run(c);
+    c.sinks = true;
+    run(c);
+
+    c = base;
+    c.type_q = GGML_TYPE_F16;
+    run(c);
+
+    c = base;
+    c.poison = true;
+    run(c);
+
+    c = base;
+    c.mask = Mask::alibi;
+    c.shape.max_bias = 8.0f;
+    c.shape.softcap  = 20.0f;
+    c.sinks          = true;
+    c.shape.n_stream = 2;
+    run(c);
+
+    const std::pair<int, int> heads[] = { { 3, 3 }, { 6, 2 }, { 8, 2 }, { 16, 2 }, { 8, 1 }, { 5, 1 }, { 1, 1 } };
+    for (auto [n_head, n_head_kv] : heads) {
+        for (int n_q : { 1, 7 }) {
+            c = base;
+            c.shape.n_head    = n_head;
+            c.shape.n_head_kv = n_head_kv;
+            c.shape.n_q       = n_q;
+            run(c);
+        }
+    }
+
+    for (int n_q : { 1, 2, 7, 33 }) {
+        for (int n_kv : { 1, 31, 64, 256, 300, 1024 }) {
+            if (quick && n_kv > 100) {
+                continue;
+            }
+            c = base;
+            c.shape.n_q  = n_q;
+            c.shape.n_kv = n_kv;
+            run(c);
+            if (n_kv == 300 || n_kv == 31) {
+                c.shape.n_stream = 2;
+                run(c);
+                c.mask = Mask::none;
+                run(c);
+            }
+        }
+    }
+}
+
+void different_head_sizes(const std::string & k, const std::string & v) {
+    for (int n_q : { 1, 7 }) {
+        AttentionCase c;
+        c.shape.n_q = n_q;
+        c.shape.n_kv = 70;
+        c.shape.dk = 192;
+        c.shape.dv = 128;
+        c.type_k = type_for(k, 192);
+        c.type_v = type_for(v, 128);
+        run(c);
+        c.shape.dk = 64;
+        c.shape.dv = 256;
+        c.type_k = type_for(k, 64);
+        c.type_v = type_for(v, 256);
+        run(c);
+    }
+}
+
+// V is the first 512 values of K's rows of 576, one KV head for all
+void mla(const std::string & name) {
+    for (int n_q : { 1, 7 }) {
+        for (int n_stream : { 1, 2 }) {
+            AttentionCase c;
+            c.mla = true;
+            c.shape.dk = 576;
+            c.shape.dv = 512;
+            c.shape.n_head    = 8;
+            c.shape.n_head_kv = 1;
+            c.shape.n_q       = n_q;
+            c.shape.n_kv      = 70;
+            c.shape.n_stream  = n_stream;
+            c.type_k = c.type_v = type_for(name, 576);
+            run(c);
+        }
+    }
+}
+
+void threads(const std::string & k, const std::string & v, int d, int n_q, int n_kv) {
+    AttentionCase c;
+    c.type_k = type_for(k, d);
+    c.type_v = type_for(v, d);
+    c.shape.dk = c.shape.dv = d;
+    c.shape.n_q  = n_q;
+    c.shape.n_kv = n_kv;
+    if (!begin_case("threads " + c.name())) {
+        return;
+    }
+    AttentionRun r(c);
+    if (!r.write()) {
+        return;
+    }
+    std::vector<std::vector<float>> outs;
+    for (int n_threads : { 1, 2, 3 }) {
+        r.attend(n_threads);
+        outs.push_back(r.output());
+        r.attend(n_threads);
+        check(memcmp(outs.back().data(), r.output().data(), outs.back().size()*sizeof(float)) == 0,
+              "the same bits twice with " + std::to_string(n_threads) + " threads");
+    }
+    const std::vector<double> one(outs[0].begin(), outs[0].end());
+    check_below(worst_error(outs[1], one, d), 1e-5, "difference between 1 and 2 threads");
+    check_below(worst_error(outs[2], one, d), 1e-5, "difference between 1 and 3 threads");
+}
+
+}  // namespace
+
+void test_attention() {
+    pairs();
+
+    for (const Family & f : families()) {
+        if (f.serves_k && f.serves_v) {
+            meanings(f.name, f.name, 128);
+            mla(f.name);
+        }
+        if (f.serves_k) {
+            different_head_sizes(f.name, "f16");
+            threads(f.name, "f16", 128, 1, 300);
+            if (!quick) { meanings(f.name, "f16", 64); }
+        }
+        if (f.serves_v) {
+            different_head_sizes("q8_0", f.name);
+            threads("q8_0", f.name, 64, 7, 1024);
+            if (!quick) { meanings("q8_0", f.name, 64); }
+        }
+        if (f.serves_k && f.serves_v) {
+            different_head_sizes(f.name, f.name);
+            threads(f.name, f.name, 128, 1, 1024);
+            threads(f.name, f.name, 80, 33, 300);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+#include "attention_case.h"
+
+#include <algorithm>
+#include <cmath>
+
+std::string AttentionCase::name() const {
+    static const char * const masks[] = { "no mask", "causal", "mask per head", "alibi", "rows without cells" };
+    const AttentionShape & s = shape;
+    std::string res = std::string("attention ") + ggml_type_name(type_k) + "/" + ggml_type_name(type_v) +
+        " d=" + std::to_string(s.dk) + "/" + std::to_string(s.dv) +
+        " heads=" + std::to_string(s.n_head) + "/" + std::to_string(s.n_head_kv) +
+        " q=" + std::to_string(s.n_q) + " kv=" + std::to_string(s.n_kv) + " " + masks[(int) mask];
+    if (s.n_stream > 1)            { res += " streams=" + std::to_string(s.n_stream); }
+    if (s.softcap != 0.0f)         { res += " softcap"; }
+    if (sinks)                     { res += " sinks"; }
+    if (mla)                       { res += " mla"; }
+    if (poison)                    { res += " poison"; }
+    if (type_q != GGML_TYPE_F32)   { res += std::string(" q:") + ggml_type_name(type_q); }
+    return res;
+}
+
+AttentionRun::AttentionRun(const AttentionCase & c) : c_(c), kv_size_(c.shape.n_kv + 9) {
+    Rng rng(seed_of(c.name()));
+    make_values(rng);
+    make_write(rng);
+    make_attend();
+}
+
+void AttentionRun::make_values(Rng & rng) {
+    const AttentionShape & s = c_.shape;
+    q_ = rng.normals(s.n_stream*s.n_q*s.n_head*s.dk, 1.5f);
+    k_ = rng.normals(s.n_stream*s.n_kv*s.n_head_kv*s.dk);
+    v_ = rng.normals(s.n_stream*s.n_kv*s.n_head_kv*s.dv);
+
+    // as in real models: a few channels of K stand far off, and V has a mean
+    for (size_t i = 0; i < k_.size(); i++) {
+        if (i % s.dk % 29 == 3) {
+            k_[i] = 4.0f + 0.5f*k_[i];
+        }
+    }
+    for (float & x : v_) {
+        x += 0.25f;
+    }
+    if (c_.type_q == GGML_TYPE_F16) {
+        for (float & x : q_) {
+            x = ggml_fp16_to_fp32(ggml_fp32_to_fp16(x));
+        }
+    }
+    if (c_.mla) {
+        for (int64_t row = 0; row < s.n_stream*s.n_kv*s.n_head_kv; row++) {
+            std::copy_n(&k_[row*s.dk], s.dv, &v_[row*s.dv]);
+        }
+    }
+
+    mask_heads_ = c_.mask == Mask::per_head ? s.n_head : 1;
+    if (c_.mask != Mask::none) {
+        mask_.resize(s.n_stream*mask_heads_*s.n_q*s.n_kv);
+        size_t i = 0;
+        for (int64_t st = 0; st < s.n_stream; st++) {
+            for (int64_t h = 0; h < mask_heads_; h++) {
+                for (int64_t iq = 0; iq < s.n_q; iq++) {
+                    for (int64_t cell = 0; cell < s.n_kv; cell++, i++) {
+                        // a query sees the cells up to its own, and not every third
+                        const int64_t last = s.n_kv - s.n_q + iq;
+                        bool seen = cell <= std::max<int64_t>(last, 0) && cell % 3 != 1;
+                        if (c_.mask == Mask::per_head) {
+                            seen = seen && (cell + h) % 4 != 2;
+                        }
+                        if (c_.mask == Mask::rows_gone) {
+                            seen = seen && iq % 2 == 1;
+                        }
+                        const float bias = c_.mask == Mask::alibi ? -std::fabs((float) (last - cell)) : 0.0f;
+                        mask_[i] = seen ? ggml_fp16_to_fp32(ggml_fp32_to_fp16(bias)) : -INFINITY;
+                    }
+                }
+            }
+        }
+    }
+    if (c_.sinks) {
+        sinks_ = rng.normals(s.n_head);
+    }
+    if (c_.poison) {
+        const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f };
+        for (int64_t st = 0; st < s.n_stream; st++) {
+            for (int64_t cell = 0; cell < s.n_kv; cell++) {
+                if (!hidden(st, cell)) {
+                    continue;
+                }
+                for (int64_t h = 0; h < s.n_head_kv; h++) {
+                    const int64_t row = (st*s.n_kv + cell)*s.n_head_kv + h;
+                    k_[row*s.dk + rng.below(s.dk)] = bad[rng.below(4)];
+                    v_[row*s.dv + rng.below(s.dv)] = bad[rng.below(4)];
+                }
+            }
+        }
+    }
+}
+
+void AttentionRun::make_write(Rng & rng) {
+    const AttentionShape & s = c_.shape;
+    ggml_context * ctx = write_.ctx();
+
+    // rows in random order; the indices count over all streams, as llama.cpp's do
+    std::vector<int64_t> cells, order;
+    for (int64_t st = 0; st < s.n_stream; st++) {
+        for (int64_t cell : rng.distinct(s.n_kv, s.n_kv)) {
+            cells.push_back(st*kv_size_ + cell);
+            order.push_back(st*s.n_kv + cell);
+        }
+    }
+    std::vector<int64_t> read;
+    for (int64_t st = 0; st < s.n_stream; st++) {
+        for (int64_t cell = 0; cell < s.n_kv; cell++) {
+            read.push_back(st*kv_size_ + cell);
+        }
+    }
+
+    struct Side {
+        ggml_type                  type;
+        int64_t                    n;
+        const std::vector<float> & values;
+        ggml_tensor *              cache, * src, * rows, * read, * got;
+    };
+    std::vector<Side> sides = { { c_.type_k, s.dk*s.n_head_kv, k_, nullptr, nullptr, nullptr, nullptr, nullptr } };
+    if (!c_.mla) {
+        sides.push_back({ c_.type_v, s.dv*s.n_head_kv, v_, nullptr, nullptr, nullptr, nullptr, nullptr });
+    }
+    for (Side & side : sides) {
+        side.cache = ggml_new_tensor_3d(ctx, side.type, side.n, kv_size_, s.n_stream);
+        side.src   = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, side.n, (int64_t) cells.size());
+        side.rows  = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, (int64_t) cells.size());
+        side.read  = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, (int64_t) read.size());
+        ggml_tensor * merged = ggml_reshape_2d(ctx, side.cache, side.n, kv_size_*s.n_stream);
+        write_.add(ggml_set_rows(ctx, merged, side.src, side.rows));
+        side.got = ggml_get_rows(ctx, merged, side.read);
+        write_.add(side.got);
+    }
+    write_.allocate(0xff);
+    for (Side & side : sides) {
+        std::vector<float> src;
+        for (int64_t row : order) {
+            src.insert(src.end(), &side.values[row*side.n], &side.values[row*side.n] + side.n);
+        }
+        set_floats(side.src, src);
+        set_indices(side.rows, cells);
+        set_indices(side.read, read);
+    }
+    k_cache_ = sides[0].cache;
+    k_read_  = sides[0].got;
+    v_cache_ = c_.mla ? nullptr : sides[1].cache;
+    v_read_  = c_.mla ? nullptr : sides[1].got;
+}
+
+void AttentionRun::make_attend() {
+    const AttentionShape & s = c_.shape;
+    ggml_context * ctx = attend_.ctx();
+
+    const auto view = [&](ggml_tensor * cache, int64_t d_row, int64_t d) {
+        ggml_tensor * t = ggml_view_4d(ctx, cache, d, s.n_head_kv, s.n_kv, s.n_stream,
+            ggml_row_size(cache->type, d_row), cache->nb[1], cache->nb[2], 0);
+        return ggml_permute(ctx, t, 0, 2, 1, 3);
+    };
+    ggml_tensor * q = ggml_new_tensor_4d(ctx, c_.type_q, s.dk, s.n_head, s.n_q, s.n_stream);
+    ggml_tensor * k = view(k_cache_, s.dk, s.dk);
+    ggml_tensor * v = c_.mla ? view(k_cache_, s.dk, s.dv) : view(v_cache_, s.dv, s.dv);
+    ggml_tensor * mask = mask_.empty() ? nullptr :
+        ggml_new_tensor_4d(ctx, GGML_TYPE_F16, s.n_kv, s.n_q, mask_heads_, s.n_stream);
+
+    out_ = ggml_flash_attn_ext(ctx, ggml_permute(ctx, q, 0, 2, 1, 3), k, v, mask, s.scale_or_default(), s.max_bias, s.softcap);
+    ggml_tensor * sinks = nullptr;
+    if (!sinks_.empty()) {
+        sinks = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, s.n_head);
+        ggml_flash_attn_ext_add_sinks(out_, sinks);
+    }
+    attend_.add(out_);
+    attend_.allocate(0xff);
+
+    set_floats(q, q_);
+    if (mask) {
+        set_floats(mask, mask_);
+    }
+    if (sinks) {
+        set_floats(sinks, sinks_);
+    }
+}
+
+bool AttentionRun::write() {
+    return write_.compute();
+}
+
+bool AttentionRun::attend(int n_threads) {
+    return attend_.compute(n_threads);
+}
+
+std::vector<double> AttentionRun::want_from_decoded() const {
+    const AttentionShape & s = c_.shape;
+    const std::vector<float> k = get_floats(k_read_);
+    std::vector<float> v;
+    if (c_.mla) {
+        for (size_t row = 0; row < k.size(); row += s.dk) {
+            v.insert(v.end(), &k[row], &k[row] + s.dv);
+        }
+    } else {
+        v = get_floats(v_read_);
+    }
+    return attention_reference(s, q_, k, v, mask_, mask_heads_, sinks_);
+}
+
+std::vector<double> AttentionRun::want_from_original() const {
+    return attention_reference(c_.shape, q_, k_, v_, mask_, mask_heads_, sinks_);
+}
+
+bool AttentionRun::hidden(int64_t stream, int64_t cell) const {
+    if (mask_.empty()) {
+        return false;
+    }
+    const AttentionShape & s = c_.shape;
+    for (int64_t row = 0; row < mask_heads_*s.n_q; row++) {
+        if (!std::isinf(mask_[(stream*mask_heads_*s.n_q + row)*s.n_kv + cell])) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,58 @@
+// One attention over a cache, laid out and written as llama.cpp does it.
+#pragma once
+
+#include "harness.h"
+#include "reference.h"
+
+enum class Mask { none, causal, per_head, alibi, rows_gone };
+
+struct AttentionCase {
+    AttentionShape shape;
+    ggml_type      type_k = GGML_TYPE_F16;
+    ggml_type      type_v = GGML_TYPE_F16;
+    ggml_type      type_q = GGML_TYPE_F32;
+    Mask           mask   = Mask::causal;
+    bool           sinks  = false;
+    bool           mla    = false;  // V is the first dv values of K's rows
+    bool           poison = false;  // NaN and inf in cells that no query sees
+
+    std::string name() const;
+};
+
+// The cache is [d*n_head_kv, kv_size, n_stream] with kv_size > n_kv; rows go in by SET_ROWS in random order, attention
+// reads a permuted view of the first n_kv cells. Bytes outside those cells are 0xff: not a number in every type.
+class AttentionRun {
+  public:
+    explicit AttentionRun(const AttentionCase & c);
+
+    bool               write();                       // SET_ROWS, and GET_ROWS of what was written
+    bool               attend(int n_threads = 2);     // FLASH_ATTN_EXT alone, on the cache as it is
+    std::vector<float> output() const { return get_floats(out_); }
+
+    ggml_tensor * k_cache() const { return k_cache_; }
+    ggml_tensor * v_cache() const { return v_cache_; }
+
+    std::vector<double> want_from_decoded() const;    // from what GET_ROWS gave
+    std::vector<double> want_from_original() const;
+
+    // Is this cell hidden from every query?
+    bool hidden(int64_t stream, int64_t cell) const;
+
+  private:
+    AttentionCase c_;
+    int64_t       kv_size_;
+    int64_t       mask_heads_;
+
+    std::vector<float> q_, k_, v_, mask_, sinks_;
+
+    Graph         write_, attend_;
+    ggml_tensor * k_cache_ = nullptr;
+    ggml_tensor * v_cache_ = nullptr;
+    ggml_tensor * k_read_  = nullptr;
+    ggml_tensor * v_read_  = nullptr;
+    ggml_tensor * out_     = nullptr;
+
+    void make_values(Rng & rng);
+    void make_write(Rng & rng);
+    void make_attend();
+};

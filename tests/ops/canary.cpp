@@ -1,0 +1,70 @@
+// Is the cache read at all, and only where it should be? A flipped bit in a cell that a query sees must change the
+// output; a flipped bit in a cell that no query sees must not.
+
+#include "attention_case.h"
+
+#include <cstring>
+
+namespace {
+
+bool same(const std::vector<float> & a, const std::vector<float> & b) {
+    return memcmp(a.data(), b.data(), a.size()*sizeof(float)) == 0;
+}
+
+void flip(const ggml_ext_type * type, char side, int64_t n_q) {
+    AttentionCase c;
+    // few cells, so that each has weight; several queries, so that no channel is zero in all of them
+    c.shape.dk = c.shape.dv = type->head_size;
+    c.shape.n_q    = n_q;
+    c.shape.n_kv   = 9;
+    c.shape.n_head = 8;
+    c.type_k = side == 'k' ? (ggml_type) type->id : GGML_TYPE_F16;
+    c.type_v = side == 'v' ? (ggml_type) type->id : GGML_TYPE_F16;
+    if (!begin_case(std::string("canary ") + side + " " + c.name())) {
+        return;
+    }
+    AttentionRun r(c);
+    if (!r.write() || !r.attend()) {
+        return;
+    }
+    ggml_tensor * cache = side == 'k' ? r.k_cache() : r.v_cache();
+    const std::vector<uint8_t> bytes = get_bytes(cache);
+    const std::vector<float>   clean = r.output();
+    Rng rng(seed_of(type->name) + side);
+
+    // every byte of a head's row gets its turn, so codes and scales both do
+    int silent = 0, loud = 0;
+    const size_t step = quick ? 7 : 1;
+    for (size_t at = rng.below(step); at < type->row_bytes; at += step) {
+        for (int64_t cell : { 0, 1 }) {  // seen by all, hidden from all
+            std::vector<uint8_t> flipped = bytes;
+            const size_t head = rng.below(c.shape.n_head_kv);
+            flipped[cell*cache->nb[1] + head*type->row_bytes + at] ^= (uint8_t) (1u << rng.below(8));
+            set_bytes(cache, flipped);
+            if (!r.attend()) {
+                return;
+            }
+            const bool changed = !same(r.output(), clean);
+            silent += r.hidden(0, cell) ? 0 : !changed;
+            loud   += r.hidden(0, cell) ? changed : 0;
+        }
+    }
+    check(r.hidden(0, 1) && !r.hidden(0, 0), "the mask hides one cell and shows the other");
+    check(silent == 0, std::to_string(silent) + " flips in a seen cell changed nothing");
+    check(loud == 0, std::to_string(loud) + " flips in a hidden cell changed the output");
+
+    set_bytes(cache, bytes);
+    r.attend();
+    check(same(r.output(), clean), "the old bytes give the old output");
+}
+
+}  // namespace
+
+void test_canary() {
+    for (const ggml_ext_type * type : concrete_types()) {
+        for (int64_t n_q : { 1, 5 }) {
+            if (type->serves_k) { flip(type, 'k', n_q); }
+            if (type->serves_v) { flip(type, 'v', n_q); }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! llama-perplexity: how far a cache moves the model from what it says with f16.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{anyhow, Result};
+
+use super::{Pair, Setup};
+use crate::process;
+
+/// The closing statistics of `--kl-divergence`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Statistics {
+    pub ppl: f64,
+    pub kld: f64,
+    /// Tokens whose most likely token is the same, in percent.
+    pub same_top: f64,
+}
+
+/// The cache of one sequence, as llama.cpp reports it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CacheSize {
+    pub mib: f64,
+    pub cells: u32,
+    /// Part of `mib` in layers that keep only a window, which does not grow with the context.
+    window_mib: f64,
+}
+
+impl CacheSize {
+    /// The size for another number of cells.
+    pub fn at(self, cells: u32) -> CacheSize {
+        let growing = (self.mib - self.window_mib) * f64::from(cells) / f64::from(self.cells.max(1));
+        CacheSize { mib: growing + self.window_mib, cells, ..self }
+    }
+}
+
+pub struct Measured {
+    pub statistics: Statistics,
+    pub size: Option<CacheSize>,
+}
+
+/// Runs against one file of base logits.
+pub struct Perplexity<'a> {
+    setup: &'a Setup,
+    base: PathBuf,
+}
+
+impl<'a> Perplexity<'a> {
+    pub fn new(setup: &'a Setup, base: &Path) -> Perplexity<'a> {
+        Perplexity { setup, base: base.to_path_buf() }
+    }
+
+    fn command(&self) -> Command {
+        let Setup { bin, model, text, ctx, chunks, threads, .. } = self.setup;
+        let mut c = Command::new(bin.join("llama-perplexity"));
+        c.arg("-m").arg(model).arg("-f").arg(text).args(["-fa", "on", "-lv", "4"]);
+        c.args(["-c", &ctx.to_string(), "--chunks", &chunks.to_string(), "-t", &threads.to_string()]);
+        c.arg("--kl-divergence-base").arg(&self.base);
+        c
+    }
+
+    /// The f16 logits that the others are measured against; returns f16's perplexity.
+    pub fn write_base(&self) -> Result<f64> {
+        let mut command = self.command();
+        let text = process::run_ok(&mut command)?.text();
+        number_after(&text, "Final estimate: PPL =").ok_or_else(|| unreadable(&command, &text))
+    }
+
+    pub fn measure(&self, pair: &Pair) -> Result<Measured> {
+        let mut command = self.command();
+        command.args(["--kl-divergence", "--cache-type-k", &pair.k, "--cache-type-v", &pair.v]);
+        let text = process::run_ok(&mut command)?.text();
+        let statistics = parse_statistics(&text).ok_or_else(|| unreadable(&command, &text))?;
+        Ok(Measured { statistics, size: parse_size(&text) })
+    }
+}
+
+fn unreadable(command: &Command, text: &str) -> anyhow::Error {
+    anyhow!(
+        "no result in the output of {}\n{}\nIs the text long enough for --ctx and --chunks?",
+        process::shown(command),
+        process::tail(text, 20)
+    )
+}
+
+pub fn parse_statistics(text: &str) -> Option<Statistics> {
+    Some(Statistics {
+        ppl: number_after(text, "Mean PPL(Q)                   :")?,
+        kld: number_after(text, "Mean    KLD:")?,
+        same_top: number_after(text, "Same top p:")?,
+    })
+}
+
+fn number_after(text: &str, mark: &str) -> Option<f64> {
+    let at = text.rfind(mark)? + mark.len();
+    text[at..].split_whitespace().next()?.parse().ok()
+}
+
+/// `llama_kv_cache: size =   45.00 MiB (   256 cells,  30 layers,  8/8 seqs), …`, summed over the caches of a model
+/// and divided by the sequences that llama-perplexity runs side by side. A tool may create its context more than once:
+/// what repeats is counted once.
+pub fn parse_size(text: &str) -> Option<CacheSize> {
+    let mut lines: Vec<&str> =
+        text.lines().filter_map(|l| l.split_once("llama_kv_cache: size =")).map(|l| l.1).collect();
+    lines.sort_unstable();
+    lines.dedup();
+    let caches: Vec<(f64, u32)> = lines.iter().filter_map(|line| parse_size_line(line)).collect();
+    let cells = caches.iter().map(|c| c.1).max()?;
+    let sum = |keep: &dyn Fn(u32) -> bool| caches.iter().filter(|c| keep(c.1)).map(|c| c.0).sum::<f64>();
+    Some(CacheSize { mib: sum(&|_| true), cells, window_mib: sum(&|c| c < cells) })
+}
+
+fn parse_size_line(line: &str) -> Option<(f64, u32)> {
+    let (mib, rest) = line.split_once("MiB (")?;
+    let (cells, rest) = rest.split_once("cells")?;
+    let streams: f64 = rest.split_once("seqs")?.0.rsplit('/').next()?.trim().parse().ok()?;
+    let mib: f64 = mib.trim().parse().ok()?;
+    Some((mib / streams.max(1.0), cells.trim().parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Captured: SmolLM2-135M, -c 256 --chunks 2 -ctk q4_0 -ctv q4_0 -lv 4.
+    const OUTPUT: &str = "\
+chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              Δp RMS            Same top p
+   1      80.9458 ±   26.1781      -0.04130 ±    0.03082       0.05206 ±    0.00553     3.785 ±  0.524 %    85.827 ±  3.107 %
+   2      55.3739 ±   12.0452      -0.00999 ±    0.02025       0.04439 ±    0.00307     3.493 ±  0.356 %    86.614 ±  2.141 %
+
+====== Perplexity statistics ======
+Mean PPL(Q)                   :  55.373859 ±  12.045222
+Mean PPL(base)                :  55.929898 ±  12.273572
+Mean PPL(Q)/PPL(base)         :   0.990058 ±   0.020053
+
+====== KL divergence statistics ======
+Mean    KLD:   0.044388 ±   0.003070
+Maximum KLD:   0.554123
+
+====== Token probability statistics ======
+Same top p: 86.614 ± 2.141 %
+0.00.249.030 I llama_kv_cache:        CPU KV buffer size =    12.66 MiB
+0.00.254.716 I llama_kv_cache: size =   12.66 MiB (   256 cells,  30 layers,  8/8 seqs), K (q4_0):    6.33 MiB, V (q4_0):    6.33 MiB
+";
+
+    #[test]
+    fn statistics_of_a_real_run() {
+        let s = parse_statistics(OUTPUT).unwrap();
+        assert_eq!(s, Statistics { ppl: 55.373859, kld: 0.044388, same_top: 86.614 });
+        assert_eq!(parse_statistics("nothing"), None);
+        let broken = OUTPUT.replace("0.044388", "    -nan");
+        assert!(parse_statistics(&broken).unwrap().kld.is_nan());
+    }
+
+    #[test]
+    fn the_base_run_ends_a_line_of_another() {
+        let text = "perplexity: 6.35 seconds per pass - ETA 0.07.482.618 I Final estimate: PPL = 55.9299 +/- 12.27359";
+        assert_eq!(number_after(text, "Final estimate: PPL ="), Some(55.9299));
+    }
+
+    #[test]
+    fn size_is_that_of_one_sequence() {
+        let size = parse_size(OUTPUT).unwrap();
+        assert_eq!((size.mib, size.cells), (12.66 / 8.0, 256));
+        assert_eq!(size.at(512).mib, 12.66 / 4.0);
+        let twice = OUTPUT.to_string() + "llama_kv_cache: size =   12.66 MiB (   256 cells,  30 layers,  8/8 seqs), K (q4_0):    6.33 MiB, V (q4_0):    6.33 MiB\n";
+        assert_eq!(parse_size(&twice).unwrap().mib, size.mib);
+    }
+
+    #[test]
+    fn a_window_does_not_grow() {
+        let text = "llama_kv_cache: size =   8.00 MiB (  1024 cells,  4 layers,  1/1 seqs), K (f16)\n\
+                    llama_kv_cache: size =   6.00 MiB (   512 cells,  20 layers,  1/1 seqs), K (f16)\n";
+        let size = parse_size(text).unwrap();
+        assert_eq!(size.mib, 14.0);
+        assert_eq!(size.at(2048).mib, 22.0);
+    }
+}

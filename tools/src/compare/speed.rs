@@ -1,0 +1,72 @@
+//! llama-bench: prompt and decode speed with so many tokens already in the cache.
+
+use std::process::Command;
+
+use anyhow::{anyhow, Context, Result};
+use serde_json::Value;
+
+use super::perplexity::{parse_size, CacheSize};
+use super::{Pair, Setup};
+use crate::process;
+
+pub const PROMPT: u32 = 512;
+pub const DECODE: u32 = 16;
+
+pub struct Speed {
+    /// Tokens a second.
+    pub pp: f64,
+    pub tg: f64,
+    pub size: Option<CacheSize>,
+}
+
+/// One repetition of one pair.
+pub fn measure(setup: &Setup, pair: &Pair) -> Result<Speed> {
+    let mut c = Command::new(setup.bin.join("llama-bench"));
+    c.arg("-m").arg(&setup.model).args(["-fa", "1", "-r", "1", "-o", "json", "-v"]);
+    c.args(["-t", &setup.threads.to_string(), "-d", &setup.depth.to_string()]);
+    c.args(["-p", &PROMPT.to_string(), "-n", &DECODE.to_string()]);
+    c.args(["-ctk", &pair.k, "-ctv", &pair.v]);
+    let done = process::run_ok(&mut c)?;
+    let (pp, tg) = parse(&done.stdout).with_context(|| {
+        format!("no result in the output of {}\n{}", process::shown(&c), process::tail(&done.text(), 20))
+    })?;
+    Ok(Speed { pp, tg, size: parse_size(first_context(&done.stderr)) })
+}
+
+/// llama-bench makes a context for each test, of different sizes; one is enough to know the cache.
+fn first_context(log: &str) -> &str {
+    let mark = "llama_context: constructing llama_context";
+    match log.match_indices(mark).nth(1) {
+        Some((at, _)) => &log[..at],
+        None => log,
+    }
+}
+
+fn parse(json: &str) -> Result<(f64, f64)> {
+    let tests: Value = serde_json::from_str(json).context("not JSON")?;
+    let speed = |prompt: u32, gen: u32| {
+        tests
+            .as_array()
+            .into_iter()
+            .flatten()
+            .find(|t| t["n_prompt"] == prompt && t["n_gen"] == gen)
+            .and_then(|t| t["avg_ts"].as_f64())
+            .ok_or_else(|| anyhow!("no test with n_prompt {prompt}, n_gen {gen}"))
+    };
+    Ok((speed(PROMPT, 0)?, speed(0, DECODE)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_tests_are_told_apart() {
+        let json = r#"[
+            {"type_k": "q8_0", "n_prompt": 512, "n_gen": 0, "n_depth": 256, "avg_ts": 122.744366},
+            {"type_k": "q8_0", "n_prompt": 0, "n_gen": 16, "n_depth": 256, "avg_ts": 74.526548}
+        ]"#;
+        assert_eq!(parse(json).unwrap(), (122.744366, 74.526548));
+        assert!(parse("[]").is_err() && parse("error").is_err());
+    }
+}

@@ -1,0 +1,187 @@
+//! `cargo kv test`: everything that proves the project, in parts.
+
+mod model;
+mod ops;
+mod rust;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde_json::{json, Value};
+
+#[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
+pub struct Options {
+    /// Only these parts
+    #[arg(long, value_name = "PART,…", value_delimiter = ',')]
+    pub only: Vec<Part>,
+    /// The inner loop: fewer cases, shorter texts
+    #[arg(long)]
+    pub quick: bool,
+    /// The long forms
+    #[arg(long, conflicts_with = "quick")]
+    pub soak: bool,
+    /// Write the counts of each part there (- is stdout)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Unit and property tests, fmt, clippy
+    Rust,
+    /// Against ggml's own ops
+    Ops,
+    /// A real model in the real tools
+    Model,
+    /// NEON in emulation
+    Neon,
+    /// Metal shaders run on the CPU
+    Metal,
+    /// llama-cpp-2 on top of sys/
+    Wrapper,
+    /// State files, shifts, server, RPC
+    Life,
+}
+
+impl Part {
+    fn name(self) -> String {
+        self.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default()
+    }
+}
+
+/// What came of one part; prints each check as it ends.
+pub struct Tally {
+    part: String,
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+    reasons: Vec<String>,
+}
+
+impl Tally {
+    fn new(part: Part) -> Tally {
+        Tally { part: part.name(), passed: 0, failed: 0, skipped: 0, reasons: Vec::new() }
+    }
+
+    /// One check. An error fails it, and what is behind it still runs.
+    pub fn check(&mut self, what: &str, check: impl FnOnce() -> Result<()>) {
+        let start = Instant::now();
+        match check() {
+            Ok(()) => {
+                self.passed += 1;
+                println!("ok    {}: {what} ({:.1} s)", self.part, start.elapsed().as_secs_f64());
+            }
+            Err(e) => self.fail(what, &format!("{e:#}")),
+        }
+    }
+
+    fn fail(&mut self, what: &str, why: &str) {
+        self.failed += 1;
+        self.reasons.push(format!("{what} failed"));
+        println!("FAIL  {}: {what}\n{}", self.part, indented(why));
+    }
+
+    pub fn skip(&mut self, what: &str, count: u64, why: &str) {
+        self.skipped += count;
+        self.reasons.push(why.to_string());
+        println!("skip  {}: {what}: {why}", self.part);
+    }
+
+    /// Checks that another program made and counted.
+    pub fn add(&mut self, passed: u64, failed: u64) {
+        self.passed += passed;
+        self.failed += failed;
+    }
+
+    fn as_json(&self) -> Value {
+        let reason = (!self.reasons.is_empty()).then(|| self.reasons.join("; "));
+        json!({
+            "part": self.part, "passed": self.passed, "failed": self.failed, "skipped": self.skipped, "reason": reason,
+        })
+    }
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("      {line}\n")).collect::<String>().trim_end().to_string()
+}
+
+pub fn test(options: &Options) -> Result<ExitCode> {
+    let parts: Vec<Part> = Part::value_variants()
+        .iter()
+        .copied()
+        .filter(|p| options.only.is_empty() || options.only.contains(p))
+        .collect();
+    let mut tallies = Vec::new();
+    for part in parts {
+        let mut tally = Tally::new(part);
+        let ran = match part {
+            Part::Rust => rust::run(options, &mut tally),
+            Part::Ops => ops::run(options, &mut tally),
+            Part::Model => model::run(options, &mut tally),
+            Part::Neon | Part::Metal | Part::Wrapper | Part::Life => {
+                tally.skip("all", 1, "not part of this version yet");
+                Ok(())
+            }
+        };
+        // A part that cannot begin is a failure of that part, not the end of the others.
+        if let Err(e) = ran {
+            tally.fail("set up", &format!("{e:#}"));
+        }
+        tallies.push(tally);
+    }
+    write_json(options, &tallies)?;
+    let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum::<u64>();
+    let failed = sum(|t| t.failed);
+    println!("{} passed, {failed} failed, {} skipped", sum(|t| t.passed), sum(|t| t.skipped));
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn write_json(options: &Options, tallies: &[Tally]) -> Result<()> {
+    let Some(path) = &options.json else { return Ok(()) };
+    let text = serde_json::to_string_pretty(&Value::Array(tallies.iter().map(Tally::as_json).collect()))?;
+    if path.as_os_str() == "-" {
+        println!("{text}");
+        return Ok(());
+    }
+    fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// `N passed, N failed, N skipped`
+fn parse_counts(line: &str) -> Option<[u64; 3]> {
+    let mut counts = [0; 3];
+    let mut fields = line.trim().split(", ");
+    for (count, word) in counts.iter_mut().zip(["passed", "failed", "skipped"]) {
+        *count = fields.next()?.strip_suffix(word)?.trim().parse().ok()?;
+    }
+    fields.next().is_none().then_some(counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+
+    #[test]
+    fn counts() {
+        assert_eq!(parse_counts("12 passed, 0 failed, 3 skipped\n"), Some([12, 0, 3]));
+        assert_eq!(parse_counts("12 passed, 0 failed"), None);
+        assert_eq!(parse_counts("all well"), None);
+    }
+
+    #[test]
+    fn a_tally_keeps_reasons() {
+        let mut tally = Tally::new(Part::Model);
+        tally.check("good", || Ok(()));
+        tally.check("bad", || bail!("because"));
+        tally.skip("later", 2, "no such machine");
+        let json = tally.as_json();
+        assert_eq!((&json["passed"], &json["failed"], &json["skipped"]), (&json!(1), &json!(1), &json!(2)));
+        assert_eq!(json["reason"], "bad failed; no such machine");
+        assert_eq!(Tally::new(Part::Rust).as_json()["reason"], Value::Null);
+    }
+}

@@ -1,0 +1,183 @@
+//! A real model in the real tools: what a user types, and what he must then see.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+
+use super::{Options, Tally};
+use crate::compare::{cores, Pair, Perplexity, Setup, Statistics};
+use crate::process::{self, Finished};
+use crate::{build_tree, cache, model};
+
+const PROMPT: &str = "The capital of France is";
+/// Far longer than any of these runs takes; a tool that waits for input or serves on is ended by it.
+const LIMIT: Duration = Duration::from_secs(180);
+
+struct Bench {
+    bin: PathBuf,
+    model: PathBuf,
+}
+
+pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
+    let bin = build_tree::build(&build_tree::Options::default(), &[])?;
+    let bench = Bench { bin, model: model::default_model()? };
+    for (tool, extra) in [("llama-cli", &["-st"][..]), ("llama-completion", &["-no-cnv"])] {
+        tally.check(&format!("{tool} answers with srft4/srft4 as with f16"), || bench.same_answer(tool, extra));
+    }
+    for tool in build_tree::TOOLS {
+        tally.check(&format!("{tool} --help names srft4"), || bench.help_names_types(tool));
+        tally.check(&format!("{tool} refuses an unknown type"), || bench.unknown_type(tool));
+    }
+    for tool in ["llama-cli", "llama-completion", "llama-perplexity"] {
+        tally.check(&format!("{tool} -fa off with V srft4 says what to do"), || bench.v_without_flash(tool));
+    }
+    tally.check("K srft4 without flash attention", || bench.k_without_flash());
+    quality(options, &bench, tally)
+}
+
+impl Bench {
+    fn tool(&self, tool: &str, args: &[&str]) -> Result<Finished> {
+        let mut c = Command::new(self.bin.join(tool));
+        c.arg("-m").arg(&self.model).args(args);
+        process::run(&mut c, Some(LIMIT))
+    }
+
+    fn answer(&self, tool: &str, args: &[&str]) -> Result<String> {
+        let all = [args, &["-p", PROMPT, "-n", "12", "--temp", "0"]].concat();
+        let done = self.tool(tool, &all)?;
+        ensure!(
+            done.status.success(),
+            "{tool} {}: {}\n{}",
+            all.join(" "),
+            done.status,
+            process::tail(&done.text(), 20)
+        );
+        answer_in(&done.stdout).with_context(|| format!("no answer in\n{}", done.stdout))
+    }
+
+    fn same_answer(&self, tool: &str, extra: &[&str]) -> Result<()> {
+        let f16 = self.answer(tool, extra)?;
+        let ours = self.answer(tool, &[extra, &["--cache-type-k", "srft4", "--cache-type-v", "srft4"]].concat())?;
+        ensure!(!f16.is_empty(), "the answer with f16 is empty");
+        ensure!(f16 == ours, "with f16: {f16:?}\nwith srft4: {ours:?}");
+        Ok(())
+    }
+
+    fn help_names_types(&self, tool: &str) -> Result<()> {
+        let done = process::run(Command::new(self.bin.join(tool)).arg("--help"), Some(LIMIT))?;
+        ensure!(done.exited(), "ended by {}", done.status);
+        ensure!(done.text().contains("srft4"), "no srft4 in its help");
+        Ok(())
+    }
+
+    fn unknown_type(&self, tool: &str) -> Result<()> {
+        let done = self.tool(tool, &["--cache-type-k", "nosuch"])?;
+        refused(&done, &["srft4", "f16"])
+    }
+
+    fn v_without_flash(&self, tool: &str) -> Result<()> {
+        let text = model::default_text()?;
+        let text = text.to_string_lossy();
+        let extra: &[&str] = match tool {
+            "llama-perplexity" => &["-f", &text, "-c", "128", "--chunks", "1"],
+            "llama-cli" => &["-st", "-p", PROMPT, "-n", "4"],
+            _ => &["-no-cnv", "-p", PROMPT, "-n", "4"],
+        };
+        let done = self.tool(tool, &[extra, &["-fa", "off", "--cache-type-v", "srft4"]].concat())?;
+        refused(&done, &["flash", "-fa on"])
+    }
+
+    fn k_without_flash(&self) -> Result<()> {
+        let f16 = self.answer("llama-completion", &["-no-cnv", "-fa", "off"])?;
+        let ours = self.answer("llama-completion", &["-no-cnv", "-fa", "off", "--cache-type-k", "srft4"])?;
+        // Four bits may change a later word, not this one.
+        let first = |text: &str| text.split_whitespace().take(6).map(String::from).collect::<Vec<_>>();
+        ensure!(first(&f16) == first(&ours), "with f16: {f16:?}\nwith srft4: {ours:?}");
+        Ok(())
+    }
+}
+
+/// Ended by itself, unsuccessfully, with all of `words` in its message.
+fn refused(done: &Finished, words: &[&str]) -> Result<()> {
+    let text = done.text();
+    ensure!(!done.timed_out, "it was not refused: still running after {} s", LIMIT.as_secs());
+    ensure!(done.exited(), "ended by {}, not by itself\n{}", done.status, process::tail(&text, 20));
+    ensure!(!done.status.success(), "it was not refused");
+    for word in words {
+        ensure!(text.contains(word), "its message does not have '{word}':\n{}", process::tail(&text, 20));
+    }
+    Ok(())
+}
+
+/// llama-cli's answer is between the prompt and its timings; llama-completion prints prompt and answer alone.
+fn answer_in(stdout: &str) -> Option<String> {
+    let after = &stdout[stdout.rfind(PROMPT)? + PROMPT.len()..];
+    let answer = after.split("\n[ Prompt:").next().unwrap_or(after);
+    Some(answer.trim().to_string())
+}
+
+/// KL divergence against f16: small where it must be, and ordered as the bits are.
+fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
+    let (ctx, chunks) = match (options.quick, options.soak) {
+        (true, _) => (512, 2),
+        (_, true) => (2048, 6),
+        _ => (1024, 4),
+    };
+    let setup = Setup {
+        bin: bench.bin.clone(),
+        model: bench.model.clone(),
+        text: model::default_text()?,
+        ctx,
+        chunks,
+        depth: 0,
+        threads: cores(),
+    };
+    let scratch = cache::Scratch::new()?;
+    let run = Perplexity::new(&setup, &scratch.path().join("logits"));
+    run.write_base()?;
+    let mut kld = |name: &str| -> Option<f64> {
+        let mut found = None;
+        tally.check(&format!("llama-perplexity {name}/{name}, ctx {ctx}, {chunks} chunks"), || {
+            let Statistics { ppl, kld, .. } = run.measure(&Pair::parse(name)?)?.statistics;
+            ensure!(ppl.is_finite() && kld.is_finite(), "perplexity {ppl}, KLD {kld}");
+            println!("      {name}: KLD {kld:.6}, perplexity {ppl:.4}");
+            found = Some(kld);
+            Ok(())
+        });
+        found
+    };
+    let [q4_0, srft8, srft4, srft3, srft2] = ["q4_0", "srft8", "srft4", "srft3", "srft2"].map(&mut kld);
+    tally.check("srft8's KLD is below 0.01", || below(srft8, Some(0.01)));
+    tally.check("srft4's KLD is not above upstream's q4_0", || {
+        below(srft4, q4_0.map(|kld| kld * (1.0 + f64::EPSILON) + f64::MIN_POSITIVE))
+    });
+    tally.check("fewer bits, more KLD: srft8 < srft4 < srft3 < srft2", || {
+        below(srft8, srft4).and(below(srft4, srft3)).and(below(srft3, srft2))
+    });
+    Ok(())
+}
+
+fn below(a: Option<f64>, b: Option<f64>) -> Result<()> {
+    match (a, b) {
+        (Some(a), Some(b)) if a < b => Ok(()),
+        (Some(a), Some(b)) => bail!("{a} is not below {b}"),
+        _ => bail!("not measured: its run failed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers() {
+        // Captured: llama-cli -st, and llama-completion -no-cnv.
+        let cli = "Loading model... |\x08-\x08 \n\n> The capital of France is\nL'aujourcé! Welcome to my world.\n\n[ Prompt: 235.0 t/s | Generation: 94.7 t/s ]\n\n\nExiting...\n";
+        assert_eq!(answer_in(cli).unwrap(), "L'aujourcé! Welcome to my world.");
+        let completion = "The capital of France is Paris.\n\nThe United States has\n\n";
+        assert_eq!(answer_in(completion).unwrap(), "Paris.\n\nThe United States has");
+        assert_eq!(answer_in("error"), None);
+    }
+}
