@@ -195,18 +195,16 @@ const ggml_type_traits_cpu * ggml_ext_type_traits_cpu(ggml_type type) {
 
 ggml_backend_buffer_type_t ggml_ext_cpu_buffer_type(void) {
     static ext_buffer_type context;
-    static ggml_backend_buffer_type buft = {
-        /* .iface   = */ {
-            /* .get_name       = */ buft_name,
-            /* .alloc_buffer   = */ buft_alloc,
-            /* .get_alignment  = */ buft_alignment,
-            /* .get_max_size   = */ nullptr,
-            /* .get_alloc_size = */ nullptr,
-            /* .is_host        = */ nullptr,
-        },
-        /* .device  = */ ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0),
-        /* .context = */ &context,
-    };
+    // by name: the interface has grown between versions of ggml
+    static ggml_backend_buffer_type buft = [] {
+        ggml_backend_buffer_type res = {};
+        res.iface.get_name      = buft_name;
+        res.iface.alloc_buffer  = buft_alloc;
+        res.iface.get_alignment = buft_alignment;
+        res.device  = ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0);
+        res.context = &context;
+        return res;
+    }();
     return &buft;
 }
 

@@ -1,39 +1,51 @@
 //! Sixteen f32 lanes: the order in which every sum of this crate is taken.
 //!
 //! A format is only defined when its arithmetic is, so sums run over 16 lanes with fused multiply-add and end in
-//! one fixed tree. The compiler turns these loops into whatever vectors the enclosing function may use and
-//! never reorders them, so code written on `Lanes` gives the same bits in the scalar build, AVX2, AVX-512 and NEON.
+//! one fixed tree. [`Lanes`] is that definition in plain Rust; each instruction set has a type of its own behind
+//! [`Simd`], and since none of them reorders anything, code written on the trait gives the same bits everywhere.
 
 /// The number of lanes.
 pub const LANES: usize = 16;
 
-/// A vector of sixteen f32.
+/// Sixteen f32 in an instruction set's own registers.
+///
+/// Methods are inlined into functions that enable the instruction set; a value of such a type must only be used there.
+pub trait Simd: Copy {
+    /// All lanes `x`.
+    fn splat(x: f32) -> Self;
+    /// The first sixteen values of `x`.
+    fn load(x: &[f32]) -> Self;
+    /// Into the first sixteen values of `x`.
+    fn store(self, x: &mut [f32]);
+    /// Lanes that hold whole numbers, as bytes.
+    fn store_bytes(self, x: &mut [u8]);
+    /// `self * b`.
+    fn times(self, b: Self) -> Self;
+    /// `self * b + c`, rounded once.
+    fn fma(self, b: Self, c: Self) -> Self;
+    /// The larger of each pair; `b` where there is a NaN.
+    fn max(self, b: Self) -> Self;
+    /// The smaller of each pair; `b` where there is a NaN.
+    fn min(self, b: Self) -> Self;
+    /// Magnitudes.
+    fn abs(self) -> Self;
+    /// `yes` where self > limit, else `no`.
+    fn above(self, limit: Self, yes: Self, no: Self) -> Self;
+    /// The sum: lane i with i+8, then i+4, i+2, i+1.
+    fn sum(self) -> f32;
+    /// The largest lane.
+    fn largest(self) -> f32;
+    /// The smallest lane.
+    fn smallest(self) -> f32;
+}
+
+/// [`Simd`] in plain Rust.
 #[derive(Clone, Copy)]
 pub struct Lanes(pub [f32; LANES]);
 
 impl Lanes {
     /// All lanes zero.
     pub const ZERO: Lanes = Lanes([0.0; LANES]);
-
-    /// All lanes `x`.
-    #[inline(always)]
-    pub fn splat(x: f32) -> Lanes {
-        Lanes([x; LANES])
-    }
-
-    /// The first sixteen values of `x`.
-    #[inline(always)]
-    pub fn load(x: &[f32]) -> Lanes {
-        let mut v = [0.0; LANES];
-        v.copy_from_slice(&x[..LANES]);
-        Lanes(v)
-    }
-
-    /// Into the first sixteen values of `x`.
-    #[inline(always)]
-    pub fn store(self, x: &mut [f32]) {
-        x[..LANES].copy_from_slice(&self.0);
-    }
 
     #[inline(always)]
     fn zip(self, b: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
@@ -42,34 +54,6 @@ impl Lanes {
             v[i] = f(self.0[i], b.0[i]);
         }
         Lanes(v)
-    }
-
-    /// `self * b`.
-    #[inline(always)]
-    pub fn times(self, b: Lanes) -> Lanes {
-        self.zip(b, |a, b| a * b)
-    }
-
-    /// `self * b + c`, rounded once.
-    #[inline(always)]
-    pub fn fma(self, b: Lanes, c: Lanes) -> Lanes {
-        let mut v = [0.0; LANES];
-        for i in 0..LANES {
-            v[i] = self.0[i].mul_add(b.0[i], c.0[i]);
-        }
-        Lanes(v)
-    }
-
-    /// The larger of each pair.
-    #[inline(always)]
-    pub fn max(self, b: Lanes) -> Lanes {
-        self.zip(b, |a, b| if a > b { a } else { b })
-    }
-
-    /// The smaller of each pair.
-    #[inline(always)]
-    pub fn min(self, b: Lanes) -> Lanes {
-        self.zip(b, |a, b| if a < b { a } else { b })
     }
 
     #[inline(always)]
@@ -85,22 +69,83 @@ impl Lanes {
         }
         f(f(b[0], b[2]), f(b[1], b[3]))
     }
+}
 
-    /// The sum: lane i with i+8, then i+4, i+2, i+1.
+impl Simd for Lanes {
     #[inline(always)]
-    pub fn sum(self) -> f32 {
+    fn splat(x: f32) -> Lanes {
+        Lanes([x; LANES])
+    }
+
+    #[inline(always)]
+    fn load(x: &[f32]) -> Lanes {
+        let mut v = [0.0; LANES];
+        v.copy_from_slice(&x[..LANES]);
+        Lanes(v)
+    }
+
+    #[inline(always)]
+    fn store(self, x: &mut [f32]) {
+        x[..LANES].copy_from_slice(&self.0);
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, x: &mut [u8]) {
+        for (x, v) in x[..LANES].iter_mut().zip(self.0) {
+            *x = v as i32 as u8;
+        }
+    }
+
+    #[inline(always)]
+    fn times(self, b: Lanes) -> Lanes {
+        self.zip(b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn fma(self, b: Lanes, c: Lanes) -> Lanes {
+        let mut v = [0.0; LANES];
+        for i in 0..LANES {
+            v[i] = self.0[i].mul_add(b.0[i], c.0[i]);
+        }
+        Lanes(v)
+    }
+
+    #[inline(always)]
+    fn max(self, b: Lanes) -> Lanes {
+        self.zip(b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn min(self, b: Lanes) -> Lanes {
+        self.zip(b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn abs(self) -> Lanes {
+        Lanes(self.0.map(f32::abs))
+    }
+
+    #[inline(always)]
+    fn above(self, limit: Lanes, yes: Lanes, no: Lanes) -> Lanes {
+        let mut v = [0.0; LANES];
+        for i in 0..LANES {
+            v[i] = if self.0[i] > limit.0[i] { yes.0[i] } else { no.0[i] };
+        }
+        Lanes(v)
+    }
+
+    #[inline(always)]
+    fn sum(self) -> f32 {
         self.fold(|a, b| a + b)
     }
 
-    /// The largest lane.
     #[inline(always)]
-    pub fn largest(self) -> f32 {
+    fn largest(self) -> f32 {
         self.fold(|a, b| if a > b { a } else { b })
     }
 
-    /// The smallest lane.
     #[inline(always)]
-    pub fn smallest(self) -> f32 {
+    fn smallest(self) -> f32 {
         self.fold(|a, b| if a < b { a } else { b })
     }
 }
@@ -128,11 +173,12 @@ pub fn exp_nonpositive(x: f32) -> f32 {
     p = p.mul_add(r, 0.5);
     let e = (p * r).mul_add(r, r) + 1.0;
     let scaled = f32::from_bits((e.to_bits() as i32).wrapping_add((n as i32) << 23) as u32);
-    // x - x carries a NaN through and is 0 otherwise.
     if x < -87.0 {
         0.0
+    } else if x.is_nan() {
+        x
     } else {
-        scaled + (x - x)
+        scaled
     }
 }
 

@@ -34,22 +34,20 @@ pub const MAX_HEAD: usize = 576;
 const SIGN_SEED: u64 = 0x5352_4654_0000_0001;
 
 const MAX_N: usize = MAX_HEAD / 2;
+/// Room for one value more, so that a spectrum can be mirrored.
+const ROOM: usize = MAX_N + 1;
 
-struct Stage {
-    radix: usize,
-    /// Butterflies per stride position.
-    m: usize,
-    stride: usize,
-    /// w^(p j) for j in 1..radix, p in 0..m: real parts then imaginary parts, j-major.
-    twiddle_re: Vec<f32>,
-    twiddle_im: Vec<f32>,
+/// w^(p j) for j in 1..radix, p in 0..m, j-major.
+struct Twiddles {
+    re: Vec<f32>,
+    im: Vec<f32>,
 }
 
 /// The plan of one head size.
 pub struct Rotation {
     size: usize,
     signs: Vec<f32>,
-    stages: Vec<Stage>,
+    stages: Vec<Twiddles>,
     /// e^(-2 pi i k / n) for k in 0..N.
     unmix_re: Vec<f32>,
     unmix_im: Vec<f32>,
@@ -69,6 +67,27 @@ fn unit(k: usize, n: usize) -> (f32, f32) {
     (angle.cos() as f32, angle.sin() as f32)
 }
 
+/// Runs the body with the head size and half of it as constants.
+macro_rules! for_size {
+    ($size:expr, $SIZE:ident, $N:ident => $body:expr) => {
+        for_size!(@ $size, $SIZE, $N, $body, 64 80 96 112 128 192 256 512)
+    };
+    (@ $size:expr, $SIZE:ident, $N:ident, $body:expr, $($n:literal)*) => {
+        match $size {
+            $($n => {
+                const $SIZE: usize = $n;
+                const $N: usize = $n / 2;
+                $body
+            })*
+            _ => {
+                const $SIZE: usize = 576;
+                const $N: usize = 288;
+                $body
+            }
+        }
+    };
+}
+
 impl Rotation {
     /// The plan for a head size of [`HEAD_SIZES`], made once.
     pub fn of(size: usize) -> Option<&'static Rotation> {
@@ -82,21 +101,11 @@ impl Rotation {
         let mut seed = SIGN_SEED ^ ((size as u64) << 32);
         let signs = (0..size).map(|_| if splitmix(&mut seed) >> 63 == 0 { 1.0 } else { -1.0 }).collect();
         let mut stages = Vec::new();
-        let (mut left, mut stride) = (n, 1);
-        while left > 1 {
-            let radix = *[4, 2, 3, 5, 7].iter().find(|&&r| left % r == 0).expect("head sizes are 2^a 3^b 5^c 7^d");
-            let m = left / radix;
-            let (mut twiddle_re, mut twiddle_im) = (Vec::new(), Vec::new());
-            for j in 1..radix {
-                for p in 0..m {
-                    let (re, im) = unit(p * j, left);
-                    twiddle_re.push(re);
-                    twiddle_im.push(im);
-                }
-            }
-            stages.push(Stage { radix, m, stride, twiddle_re, twiddle_im });
+        let mut left = n;
+        for &(radix, m, _) in stage_list(size) {
+            let (re, im) = (1..radix).flat_map(|j| (0..m).map(move |p| unit(p * j, left))).unzip();
+            stages.push(Twiddles { re, im });
             left = m;
-            stride *= radix;
         }
         let (unmix_re, unmix_im) = (0..n).map(|k| unit(k, size)).unzip();
         Rotation { size, signs, stages, unmix_re, unmix_im }
@@ -110,108 +119,157 @@ impl Rotation {
     /// y = R x.
     #[inline(always)]
     pub fn forward(&self, x: &[f32], y: &mut [f32]) {
-        let n = self.size / 2;
-        let (x, y) = (&x[..2 * n], &mut y[..2 * n]);
-        let mut bufs = [[0.0f32; MAX_N]; 4];
-        let [ar, ai, br, bi] = &mut bufs;
-        for j in 0..n {
-            ar[j] = x[2 * j] * self.signs[2 * j];
-            ai[j] = x[2 * j + 1] * self.signs[2 * j + 1];
-        }
-        let (zr, zi) = self.transform((ar, ai), (br, bi));
-        let side = (0.5 / n as f32).sqrt();
-        let (yr, yi) = y.split_at_mut(n);
-        yr[0] = (zr[0] + zi[0]) * side;
-        yi[0] = (zr[0] - zi[0]) * side;
-        // X_k = E_k + w^k O_k with E, O the transforms of the even and odd samples; sqrt(2/n) and the halves of
-        // E and O make 1/2 sqrt(1/N).
-        let half = 0.5 * (1.0 / n as f32).sqrt();
-        let (wr, wi) = (&self.unmix_re[..n], &self.unmix_im[..n]);
-        for k in 1..n {
-            let (er, ei) = (zr[k] + zr[n - k], zi[k] - zi[n - k]);
-            let (or, oi) = (zi[k] + zi[n - k], zr[n - k] - zr[k]);
-            yr[k] = oi.mul_add(-wi[k], or.mul_add(wr[k], er)) * half;
-            yi[k] = oi.mul_add(wr[k], or.mul_add(wi[k], ei)) * half;
-        }
+        for_size!(self.size, SIZE, N => self.forward_sized::<SIZE, N>(x, y))
     }
 
     /// x = R^-1 y.
     #[inline(always)]
     pub fn backward(&self, y: &[f32], x: &mut [f32]) {
-        let n = self.size / 2;
-        let (x, y) = (&mut x[..2 * n], &y[..2 * n]);
-        let mut bufs = [[0.0f32; MAX_N]; 4];
+        for_size!(self.size, SIZE, N => self.backward_sized::<SIZE, N>(y, x))
+    }
+
+    #[inline(always)]
+    fn forward_sized<const SIZE: usize, const N: usize>(&self, x: &[f32], y: &mut [f32]) {
+        let (x, y, signs) = (&x[..SIZE], &mut y[..SIZE], &self.signs[..SIZE]);
+        let mut bufs = [[0.0f32; ROOM]; 4];
         let [ar, ai, br, bi] = &mut bufs;
-        let (yr, yi) = y.split_at(n);
-        let side = (0.5 / n as f32).sqrt();
-        ar[0] = (yr[0] + yi[0]) * side;
-        ai[0] = (yr[0] - yi[0]) * side;
-        let half = 0.5 * (1.0 / n as f32).sqrt();
-        let (wr, wi) = (&self.unmix_re[..n], &self.unmix_im[..n]);
-        for k in 1..n {
-            let (er, ei) = (yr[k] + yr[n - k], yi[k] - yi[n - k]);
-            let (dr, di) = (yr[k] - yr[n - k], yi[k] + yi[n - k]);
+        for j in 0..N {
+            ar[j] = x[2 * j] * signs[2 * j];
+            ai[j] = x[2 * j + 1] * signs[2 * j + 1];
+        }
+        let (zr, zi) = self.transform::<N>((ar, ai), (br, bi));
+        // X_k = E_k + w^k O_k with E, O the transforms of the even and odd samples; sqrt(2/n) and the halves of
+        // E and O make 1/2 sqrt(1/N). With Z_N = Z_0 the loop is whole, and k = 0 is set right afterwards.
+        (zr[N], zi[N]) = (zr[0], zi[0]);
+        let half = 0.5 * (1.0 / N as f32).sqrt();
+        let (wr, wi) = (&self.unmix_re[..N], &self.unmix_im[..N]);
+        let (yr, yi) = y.split_at_mut(N);
+        for k in 0..N {
+            let (er, ei) = (zr[k] + zr[N - k], zi[k] - zi[N - k]);
+            let (or, oi) = (zi[k] + zi[N - k], zr[N - k] - zr[k]);
+            yr[k] = oi.mul_add(-wi[k], or.mul_add(wr[k], er)) * half;
+            yi[k] = oi.mul_add(wr[k], or.mul_add(wi[k], ei)) * half;
+        }
+        let side = (0.5 / N as f32).sqrt();
+        yr[0] = (zr[0] + zi[0]) * side;
+        yi[0] = (zr[0] - zi[0]) * side;
+    }
+
+    #[inline(always)]
+    fn backward_sized<const SIZE: usize, const N: usize>(&self, y: &[f32], x: &mut [f32]) {
+        let (x, y, signs) = (&mut x[..SIZE], &y[..SIZE], &self.signs[..SIZE]);
+        let mut bufs = [[0.0f32; ROOM]; 4];
+        let [ar, ai, br, bi] = &mut bufs;
+        let mut mirror = [[0.0f32; ROOM]; 2];
+        let [yr, yi] = &mut mirror;
+        yr[..N].copy_from_slice(&y[..N]);
+        yi[..N].copy_from_slice(&y[N..]);
+        let half = 0.5 * (1.0 / N as f32).sqrt();
+        let (wr, wi) = (&self.unmix_re[..N], &self.unmix_im[..N]);
+        for k in 0..N {
+            let (er, ei) = (yr[k] + yr[N - k], yi[k] - yi[N - k]);
+            let (dr, di) = (yr[k] - yr[N - k], yi[k] + yi[N - k]);
             // O_k = conj(w^k) (X_k - conj X_(N-k)), Z_k = E_k + i O_k.
             let or = di.mul_add(wi[k], dr * wr[k]);
             let oi = dr.mul_add(-wi[k], di * wr[k]);
             ar[k] = (er - oi) * half;
             ai[k] = (ei + or) * half;
         }
+        let side = (0.5 / N as f32).sqrt();
+        ar[0] = (yr[0] + yi[0]) * side;
+        ai[0] = (yr[0] - yi[0]) * side;
         // The inverse of a transform is the transform with real and imaginary parts exchanged.
-        let (zi, zr) = self.transform((ai, ar), (bi, br));
-        for j in 0..n {
-            x[2 * j] = zr[j] * self.signs[2 * j];
-            x[2 * j + 1] = zi[j] * self.signs[2 * j + 1];
+        let (zi, zr) = self.transform::<N>((ai, ar), (bi, br));
+        for j in 0..N {
+            x[2 * j] = zr[j] * signs[2 * j];
+            x[2 * j + 1] = zi[j] * signs[2 * j + 1];
         }
     }
 
     /// The complex transform of length N; returns where the result is.
     #[inline(always)]
-    fn transform<'a>(&self, a: Complex<'a>, b: Complex<'a>) -> (&'a [f32; MAX_N], &'a [f32; MAX_N]) {
-        let (mut from, mut to) = (a, b);
-        for stage in &self.stages {
-            match stage.radix {
-                4 => stage.run::<4>(&from, &mut to),
-                2 => stage.run::<2>(&from, &mut to),
-                3 => stage.run::<3>(&from, &mut to),
-                5 => stage.run::<5>(&from, &mut to),
-                _ => stage.run::<7>(&from, &mut to),
-            }
-            std::mem::swap(&mut from, &mut to);
+    fn transform<'a, const N: usize>(&self, a: Complex<'a>, b: Complex<'a>) -> Complex<'a> {
+        let (mut a, mut b) = (a, b);
+        let w = &self.stages;
+        macro_rules! stages {
+            ($($i:literal: $r:literal $m:literal $s:literal),*) => {{
+                $(stage::<$r, $m, $s>(&w[$i], &a, &mut b); std::mem::swap(&mut a, &mut b);)*
+            }};
         }
-        (from.0, from.1)
+        // The same numbers as in `stage_list`, as constants, so that every loop has a known length.
+        match N {
+            32 => stages!(0: 4 8 1, 1: 4 2 4, 2: 2 1 16),
+            40 => stages!(0: 4 10 1, 1: 2 5 4, 2: 5 1 8),
+            48 => stages!(0: 4 12 1, 1: 4 3 4, 2: 3 1 16),
+            56 => stages!(0: 4 14 1, 1: 2 7 4, 2: 7 1 8),
+            64 => stages!(0: 4 16 1, 1: 4 4 4, 2: 4 1 16),
+            96 => stages!(0: 4 24 1, 1: 4 6 4, 2: 2 3 16, 3: 3 1 32),
+            128 => stages!(0: 4 32 1, 1: 4 8 4, 2: 4 2 16, 3: 2 1 64),
+            256 => stages!(0: 4 64 1, 1: 4 16 4, 2: 4 4 16, 3: 4 1 64),
+            _ => stages!(0: 4 72 1, 1: 4 18 4, 2: 2 9 16, 3: 3 3 32, 4: 3 1 96),
+        }
+        a
     }
 }
 
-type Complex<'a> = (&'a mut [f32; MAX_N], &'a mut [f32; MAX_N]);
+/// (radix, butterflies, stride) of the stages of a head size.
+fn stage_list(size: usize) -> &'static [(usize, usize, usize)] {
+    match size {
+        64 => &[(4, 8, 1), (4, 2, 4), (2, 1, 16)],
+        80 => &[(4, 10, 1), (2, 5, 4), (5, 1, 8)],
+        96 => &[(4, 12, 1), (4, 3, 4), (3, 1, 16)],
+        112 => &[(4, 14, 1), (2, 7, 4), (7, 1, 8)],
+        128 => &[(4, 16, 1), (4, 4, 4), (4, 1, 16)],
+        192 => &[(4, 24, 1), (4, 6, 4), (2, 3, 16), (3, 1, 32)],
+        256 => &[(4, 32, 1), (4, 8, 4), (4, 2, 16), (2, 1, 64)],
+        512 => &[(4, 64, 1), (4, 16, 4), (4, 4, 16), (4, 1, 64)],
+        _ => &[(4, 72, 1), (4, 18, 4), (2, 9, 16), (3, 3, 32), (3, 1, 96)],
+    }
+}
 
-impl Stage {
-    /// y[q + s (r p + j)] = w^(p j) * DFT_r(x[q + s (p + m i)])_j
-    #[inline(always)]
-    fn run<const R: usize>(&self, from: &Complex, to: &mut Complex) {
-        let (m, s) = (self.m, self.stride);
-        let n = R * m * s;
-        let (xr, xi) = (&from.0[..n], &from.1[..n]);
-        let (yr, yi) = (&mut to.0[..n], &mut to.1[..n]);
-        for p in 0..m {
-            let mut w = [(1.0f32, 0.0f32); R];
-            for (j, w) in w.iter_mut().enumerate().skip(1) {
-                *w = (self.twiddle_re[(j - 1) * m + p], self.twiddle_im[(j - 1) * m + p]);
+type Complex<'a> = (&'a mut [f32; ROOM], &'a mut [f32; ROOM]);
+
+/// y[q + S (R p + j)] = w^(p j) * DFT_R(x[q + S (p + M i)])_j
+#[inline(always)]
+fn stage<const R: usize, const M: usize, const S: usize>(w: &Twiddles, from: &Complex, to: &mut Complex) {
+    let (xr, xi) = (&from.0[..R * M * S], &from.1[..R * M * S]);
+    let (yr, yi) = (&mut to.0[..R * M * S], &mut to.1[..R * M * S]);
+    let (wr, wi) = (&w.re[..(R - 1) * M], &w.im[..(R - 1) * M]);
+    if S == 1 {
+        // The stride is too short for vectors: run over p instead, and interleave what comes out.
+        let (mut tr, mut ti) = ([[0.0f32; MAX_N / 4]; R], [[0.0f32; MAX_N / 4]; R]);
+        for p in 0..M {
+            let (mut ar, mut ai) = ([0.0; R], [0.0; R]);
+            for i in 0..R {
+                (ar[i], ai[i]) = (xr[p + M * i], xi[p + M * i]);
             }
-            let xr: [&[f32]; R] = std::array::from_fn(|i| &xr[s * (p + m * i)..][..s]);
-            let xi: [&[f32]; R] = std::array::from_fn(|i| &xi[s * (p + m * i)..][..s]);
-            let yr = &mut yr[s * R * p..][..s * R];
-            let yi = &mut yi[s * R * p..][..s * R];
-            for q in 0..s {
-                let ar: [f32; R] = std::array::from_fn(|i| xr[i][q]);
-                let ai: [f32; R] = std::array::from_fn(|i| xi[i][q]);
-                let (br, bi) = butterfly::<R>(ar, ai);
-                yr[q] = br[0];
-                yi[q] = bi[0];
-                for j in 1..R {
-                    yr[q + s * j] = bi[j].mul_add(-w[j].1, br[j] * w[j].0);
-                    yi[q + s * j] = bi[j].mul_add(w[j].0, br[j] * w[j].1);
-                }
+            let (br, bi) = butterfly::<R>(ar, ai);
+            (tr[0][p], ti[0][p]) = (br[0], bi[0]);
+            for j in 1..R {
+                let (cr, ci) = (wr[(j - 1) * M + p], wi[(j - 1) * M + p]);
+                tr[j][p] = bi[j].mul_add(-ci, br[j] * cr);
+                ti[j][p] = bi[j].mul_add(cr, br[j] * ci);
+            }
+        }
+        for p in 0..M {
+            for j in 0..R {
+                (yr[R * p + j], yi[R * p + j]) = (tr[j][p], ti[j][p]);
+            }
+        }
+        return;
+    }
+    for p in 0..M {
+        for q in 0..S {
+            let (mut ar, mut ai) = ([0.0; R], [0.0; R]);
+            for i in 0..R {
+                (ar[i], ai[i]) = (xr[q + S * (p + M * i)], xi[q + S * (p + M * i)]);
+            }
+            let (br, bi) = butterfly::<R>(ar, ai);
+            (yr[q + S * R * p], yi[q + S * R * p]) = (br[0], bi[0]);
+            for j in 1..R {
+                let (cr, ci) = (wr[(j - 1) * M + p], wi[(j - 1) * M + p]);
+                yr[q + S * (R * p + j)] = bi[j].mul_add(-ci, br[j] * cr);
+                yi[q + S * (R * p + j)] = bi[j].mul_add(cr, br[j] * ci);
             }
         }
     }

@@ -40,8 +40,13 @@ pub struct Options {
 ///
 /// `KV_BIN_DIR` names the folder of a build made some other way: then nothing is built.
 pub fn build(options: &Options, targets: &[String]) -> Result<PathBuf> {
+    let mut targets = targets.to_vec();
+    if targets.is_empty() {
+        targets.extend(TOOLS.map(String::from));
+        targets.extend(options.rpc.then(|| "rpc-server".to_string()));
+    }
     if let Some(bin) = std::env::var_os("KV_BIN_DIR").filter(|v| !v.is_empty()).map(PathBuf::from) {
-        return check_bin(&bin, targets);
+        return check_bin(&bin, &targets);
     }
     let tree = source::patched(&Source::choose(Tree::Full, options.llama_cpp.clone())?)?;
     let tools = python::build_tools()?;
@@ -56,12 +61,7 @@ pub fn build(options: &Options, targets: &[String]) -> Result<PathBuf> {
     }
     let _alone = lock.write()?;
     configure(&dir, &flags, &tools)?;
-    let mut names: Vec<String> = targets.to_vec();
-    if names.is_empty() {
-        names = TOOLS.map(String::from).to_vec();
-        names.extend(options.rpc.then(|| "rpc-server".to_string()));
-    }
-    ninja(&dir, &names, &tools, options.jobs)?;
+    ninja(&dir, &targets, &tools, options.jobs)?;
     Ok(dir.join("bin"))
 }
 

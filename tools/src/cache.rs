@@ -111,16 +111,22 @@ impl Drop for Scratch {
     }
 }
 
-/// Scratch folders of killed processes; a day is longer than any run.
+/// Scratch folders of killed processes. Where nobody can say whether a process lives, a day is longer than any run.
 fn sweep(parent: &Path) {
     let day = Duration::from_secs(24 * 3600);
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        let age =
-            entry.metadata().and_then(|m| m.modified()).ok().and_then(|t| SystemTime::now().duration_since(t).ok());
-        if age.is_some_and(|age| age > day) {
+        let modified = entry.metadata().and_then(|m| m.modified()).ok();
+        let old = modified.and_then(|t| SystemTime::now().duration_since(t).ok()).is_some_and(|age| age > day);
+        if old || owner_is_gone(&entry.file_name().to_string_lossy()) {
             let _ = remove(&entry.path());
         }
     }
+}
+
+/// From a name like `1234-0`. Only Linux shows processes as files; elsewhere the answer is no.
+fn owner_is_gone(name: &str) -> bool {
+    let Some(Ok(pid)) = name.split('-').next().map(str::parse::<u32>) else { return false };
+    Path::new("/proc/self").exists() && !Path::new(&format!("/proc/{pid}")).exists()
 }
 
 #[cfg(test)]
@@ -144,6 +150,19 @@ mod tests {
     fn key_tells_parts_apart() {
         assert_ne!(key(&["ab", "c"]), key(&["a", "bc"]));
         assert_eq!(key(&["ab", "c"]), key(&["ab", "c"]));
+    }
+
+    #[test]
+    fn scratch_folders_of_the_dead_are_swept() {
+        let scratch = Scratch::new().unwrap();
+        let own = scratch.path().join(format!("{}-0", std::process::id()));
+        let dead = scratch.path().join(format!("{}-0", u32::MAX));
+        for dir in [&own, &dead] {
+            fs::create_dir(dir).unwrap();
+        }
+        sweep(scratch.path());
+        assert!(own.exists());
+        assert_eq!(dead.exists(), !cfg!(target_os = "linux"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ const PACKAGES: [&str; 2] = ["cmake>=3.28", "ninja>=1.11"];
 pub fn build_tools() -> Result<BuildTools> {
     let has_cmake = version_of("cmake").is_some_and(|v| v >= CMAKE_AT_LEAST);
     let has_ninja = version_of("ninja").is_some();
-    if has_cmake && has_ninja && std::env::var_os("KV_OWN_CMAKE").is_none() {
+    if has_cmake && has_ninja {
         return Ok(BuildTools { cmake: "cmake".into(), ninja: "ninja".into() });
     }
     let dir = cache::root()?.join(format!("python-{}", cache::key(&PACKAGES)));

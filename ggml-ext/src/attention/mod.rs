@@ -26,7 +26,7 @@ use crate::isa::{self, Kernels, CELLS};
 use crate::rotation::MAX_HEAD;
 use crate::tensor::{read_floats, Side, Tensor};
 use std::ops::Range;
-use tile::{RowState, Tile, TileShape};
+use tile::{RowState, Scratch, Tile, TileShape};
 
 pub use scores::{mul_mat, mul_mat_supports};
 
@@ -165,14 +165,18 @@ impl<'a> Attention<'a> {
         2 + self.v.width
     }
 
+    /// Bytes of one thread's buffers.
+    fn thread_bytes(&self, threads: usize) -> usize {
+        let shape = self.tile_shape();
+        let tiles = if self.splits_cells(threads) { self.tiles().count() } else { 1 };
+        shape.scratch_bytes() + tiles * shape.tile_bytes()
+    }
+
     /// Bytes that [`Attention::compute`] and [`Attention::finish`] need, for all threads together.
     pub fn work_size(&self, threads: usize) -> usize {
-        let partials = if self.splits_cells(threads) {
-            threads * self.streams() * self.heads() * self.queries() * self.partial_len()
-        } else {
-            0
-        };
-        threads * self.tile_shape().bytes() + 4 * partials + 64
+        let rows = self.streams() * self.heads() * self.queries();
+        let partials = if self.splits_cells(threads) { threads * rows * self.partial_len() } else { 0 };
+        threads * self.thread_bytes(threads) + 4 * partials + 64
     }
 
     /// The share of thread `ith` of `nth`.
@@ -180,33 +184,53 @@ impl<'a> Attention<'a> {
     /// # Safety
     /// The tensors hold what their shapes say; `work` has work_size(nth) bytes, shared by all threads.
     pub unsafe fn compute(&self, ith: usize, nth: usize, work: *mut u8) {
+        let (shape, cells) = (self.tile_shape(), self.k.cells());
         // SAFETY: each thread has its own part of the work buffer, then come the partials.
         unsafe {
-            let (scratch, partials) = self.work_parts(ith, nth, work);
-            let mut tile = Tile::new(self, scratch);
-            if self.splits_cells(nth) {
-                let blocks = self.k.cells().div_ceil(CELLS);
-                let cells = (blocks * ith / nth * CELLS)..(blocks * (ith + 1) / nth * CELLS).min(self.k.cells());
-                for rows in self.tiles() {
-                    tile.run(&rows, cells.clone());
-                    for (r, state) in tile.states(&rows).enumerate() {
-                        let (head, token) = self.place(&rows, r);
-                        let at = self.partial_index(ith, rows.stream, token, head);
-                        let partial =
-                            std::slice::from_raw_parts_mut(partials.add(at * self.partial_len()), self.partial_len());
-                        (partial[0], partial[1]) = (state.max, state.sum);
-                        partial[2..].copy_from_slice(state.acc);
-                    }
-                }
-            } else {
+            let (memory, partials) = self.work_parts(ith, nth, work);
+            let mut scratch = Scratch::new(shape, memory);
+            let memory = memory.add(shape.scratch_bytes());
+            if !self.splits_cells(nth) {
                 for rows in self.tiles().skip(ith).step_by(nth) {
-                    tile.run(&rows, 0..self.k.cells());
-                    for (r, state) in tile.states(&rows).enumerate() {
-                        let (head, token) = self.place(&rows, r);
-                        self.write(state, head, token, rows.stream);
+                    let mut tile = Tile::new(self, rows.clone(), memory);
+                    for first in (0..cells).step_by(CELLS) {
+                        tile.attend(first, CELLS.min(cells - first), &mut scratch);
                     }
+                    self.give(&mut tile, |state, head, token| self.write(state, head, token, rows.stream));
+                }
+                return;
+            }
+            // All KV heads take a block before the next one is touched: heads lie side by side in a cell, so each
+            // line of the cache is read from memory once.
+            let mut tiles: Vec<(Rows, Tile)> = self
+                .tiles()
+                .enumerate()
+                .map(|(i, rows)| (rows.clone(), Tile::new(self, rows, memory.add(i * shape.tile_bytes()))))
+                .collect();
+            let blocks = cells.div_ceil(CELLS);
+            for block in blocks * ith / nth..blocks * (ith + 1) / nth {
+                let first = block * CELLS;
+                for (_, tile) in &mut tiles {
+                    tile.attend(first, CELLS.min(cells - first), &mut scratch);
                 }
             }
+            for (rows, tile) in &mut tiles {
+                self.give(tile, |state, head, token| {
+                    let at = self.partial_index(ith, rows.stream, token, head);
+                    let partial =
+                        std::slice::from_raw_parts_mut(partials.add(at * self.partial_len()), self.partial_len());
+                    (partial[0], partial[1]) = (state.max, state.sum);
+                    partial[2..].copy_from_slice(state.acc);
+                });
+            }
+        }
+    }
+
+    /// Hands out the results of a tile, row by row, with head and token.
+    fn give(&self, tile: &mut Tile, mut take: impl FnMut(RowState, usize, usize)) {
+        let places: Vec<_> = (0..tile.states().count()).map(|r| tile.place(r)).collect();
+        for (state, (head, token)) in tile.states().zip(places) {
+            take(state, head, token);
         }
     }
 
@@ -267,7 +291,7 @@ impl<'a> Attention<'a> {
     }
 
     unsafe fn work_parts(&self, ith: usize, nth: usize, work: *mut u8) -> (*mut u8, *mut f32) {
-        let bytes = self.tile_shape().bytes();
+        let bytes = self.thread_bytes(nth);
         // SAFETY: work_size counts the alignment, the scratch of all threads and the partials.
         unsafe {
             let work = work.add(work.align_offset(64));
@@ -277,11 +301,6 @@ impl<'a> Attention<'a> {
 
     fn partial_index(&self, thread: usize, stream: usize, token: usize, head: usize) -> usize {
         ((thread * self.streams() + stream) * self.queries() + token) * self.heads() + head
-    }
-
-    /// (query head, token) of row r.
-    fn place(&self, rows: &Rows, r: usize) -> (usize, usize) {
-        (rows.kv_head * self.group + r % self.group, rows.tokens.start + r / self.group)
     }
 
     fn kv_stream(&self, stream: usize) -> usize {

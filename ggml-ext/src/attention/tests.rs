@@ -3,6 +3,7 @@
 use super::*;
 use crate::isa::available;
 use crate::isa::tests::Noise;
+use crate::lanes::Lanes;
 use crate::table;
 use half::f16;
 
@@ -44,7 +45,7 @@ fn cache(name: &str, size: usize, cells: usize, heads: usize, noise: &mut Noise)
             let c = f.at(size).unwrap();
             let mut bytes = vec![0u8; cells * heads * c.row_bytes()];
             for (row, x) in bytes.chunks_exact_mut(c.row_bytes()).zip(values.chunks_exact_mut(size)) {
-                c.format().encode(x, row);
+                c.format().encode::<Lanes>(x, row);
                 c.format().decode(row, x);
             }
             (c.id(), c.row_bytes(), bytes)

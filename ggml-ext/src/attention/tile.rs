@@ -8,7 +8,6 @@
 use super::{Attention, Rows};
 use crate::codec::plain::Plain;
 use crate::isa::{LevelBlock, Matrix, MatrixMut, Role, CELLS};
-use std::ops::Range;
 
 /// Rows from which tiles of floats pay.
 const MANY_ROWS: usize = 12;
@@ -20,7 +19,7 @@ pub(super) struct RowState<'a> {
     pub acc: &'a mut [f32],
 }
 
-/// What a tile's buffers are sized by: rows, padded widths of K and V.
+/// What buffers are sized by: rows of a tile, padded widths of K and V.
 #[derive(Clone, Copy)]
 pub(super) struct TileShape {
     pub rows: usize,
@@ -33,20 +32,68 @@ impl TileShape {
         self.k.max(self.v)
     }
 
-    /// Bytes of the buffers, each beginning at a multiple of 64.
-    pub fn bytes(self) -> usize {
-        let floats = self.rows * (3 + self.k + self.v + CELLS)
-            + CELLS * self.widest() / 4
-            + 2 * CELLS * self.widest()
-            + CELLS * (1 + self.rows);
-        (4 * floats + self.rows * self.k + CELLS * self.widest() + 12 * 64).next_multiple_of(64)
+    /// Bytes of what a tile keeps from block to block; each buffer begins at a multiple of 64.
+    pub fn tile_bytes(self) -> usize {
+        let floats = [self.rows, self.rows, self.rows, self.rows * self.k, self.rows * self.v];
+        floats.iter().map(|n| (4 * n).next_multiple_of(64)).sum::<usize>() + (self.rows * self.k).next_multiple_of(64)
+    }
+
+    /// Bytes of what serves one block at a time, whichever tile it is for.
+    pub fn scratch_bytes(self) -> usize {
+        let cells = CELLS * self.widest();
+        let floats = [self.rows * CELLS, self.rows * CELLS, cells / 4, cells, cells];
+        floats.iter().map(|n| (4 * n).next_multiple_of(64)).sum::<usize>() + cells.next_multiple_of(64)
     }
 }
 
-/// The buffers of one thread.
+/// Cuts memory into buffers that begin at multiples of 64.
+struct Cut(*mut u8);
+
+impl Cut {
+    fn take<T>(&mut self, n: usize) -> *mut T {
+        let here = self.0;
+        // SAFETY: the shapes' byte counts add up the same buffers.
+        self.0 = unsafe { here.add((n * size_of::<T>()).next_multiple_of(64)) };
+        here.cast()
+    }
+}
+
+/// The buffers of one thread for the block at hand.
+pub(super) struct Scratch {
+    /// Scores, then weights: rows of CELLS.
+    scores: *mut f32,
+    /// Masks of the block: one row of CELLS per query row.
+    masks: *mut f32,
+    block: LevelBlock,
+    floats: *mut f32,
+    transposed: *mut f32,
+    /// What each row sees of the block.
+    sights: Vec<Sight>,
+}
+
+impl Scratch {
+    /// # Safety
+    /// `memory` is 64-byte aligned, has shape.scratch_bytes() bytes and is this thread's alone.
+    pub unsafe fn new(shape: TileShape, memory: *mut u8) -> Scratch {
+        let (mut cut, cells) = (Cut(memory), CELLS * shape.widest());
+        Scratch {
+            scores: cut.take(shape.rows * CELLS),
+            masks: cut.take(shape.rows * CELLS),
+            block: LevelBlock { levels: cut.take(cells), scales: cut.take(cells / 4), width: 0 },
+            floats: cut.take(cells),
+            transposed: cut.take(cells),
+            sights: vec![Sight::Open; shape.rows],
+        }
+    }
+}
+
+/// Query rows of one KV head and their results so far.
 pub(super) struct Tile<'a> {
     attention: &'a Attention<'a>,
     shape: TileShape,
+    rows: Rows,
+    /// The number of rows.
+    count: usize,
     /// Per row: maximum, sum, and what its 8-bit query is multiplied by.
     max: *mut f32,
     sum: *mut f32,
@@ -54,17 +101,8 @@ pub(super) struct Tile<'a> {
     /// Queries as floats and as bytes, rows of shape.k.
     q: *mut f32,
     q8: *mut i8,
-    /// Scores, then weights: rows of CELLS.
-    scores: *mut f32,
-    /// Masks of the block: one row of CELLS per query row.
-    masks: *mut f32,
     /// Rows of shape.v.
     acc: *mut f32,
-    block: LevelBlock,
-    floats: *mut f32,
-    transposed: *mut f32,
-    /// What each row sees of the block.
-    sights: Vec<Sight>,
 }
 
 /// What the mask says of a block for one row.
@@ -79,42 +117,42 @@ enum Sight {
 }
 
 impl<'a> Tile<'a> {
+    /// Rotates the queries and begins with empty results.
+    ///
     /// # Safety
-    /// `memory` is 64-byte aligned, has shape.bytes() bytes and is this thread's alone.
-    pub unsafe fn new(attention: &'a Attention<'a>, memory: *mut u8) -> Tile<'a> {
+    /// `memory` is 64-byte aligned, has shape.tile_bytes() bytes and is this tile's alone; the tensors hold what their
+    /// shapes say.
+    pub unsafe fn new(attention: &'a Attention<'a>, rows: Rows, memory: *mut u8) -> Tile<'a> {
         let shape = attention.tile_shape();
-        let mut at = memory;
-        let mut take = |bytes: usize| {
-            let here = at;
-            // SAFETY: bytes() adds up the same buffers.
-            at = unsafe { at.add(bytes.next_multiple_of(64)) };
-            here
-        };
-        let wide = shape.widest();
-        Tile {
+        let mut cut = Cut(memory);
+        let mut tile = Tile {
             attention,
             shape,
-            max: take(4 * shape.rows).cast(),
-            sum: take(4 * shape.rows).cast(),
-            q_scale: take(4 * shape.rows).cast(),
-            q: take(4 * shape.rows * shape.k).cast(),
-            q8: take(shape.rows * shape.k).cast(),
-            scores: take(4 * shape.rows * CELLS).cast(),
-            masks: take(4 * shape.rows * CELLS).cast(),
-            acc: take(4 * shape.rows * shape.v).cast(),
-            block: LevelBlock { levels: take(CELLS * wide).cast(), scales: take(CELLS * wide).cast(), width: 0 },
-            floats: take(4 * CELLS * wide).cast(),
-            transposed: take(4 * CELLS * wide).cast(),
-            sights: vec![Sight::Open; shape.rows],
-        }
+            count: rows.tokens.len() * attention.group,
+            rows,
+            max: cut.take(shape.rows),
+            sum: cut.take(shape.rows),
+            q_scale: cut.take(shape.rows),
+            q: cut.take(shape.rows * shape.k),
+            q8: cut.take(shape.rows * shape.k),
+            acc: cut.take(shape.rows * shape.v),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { tile.prepare() };
+        tile
     }
 
-    /// The rows' results after [`Tile::run`].
-    pub fn states(&mut self, rows: &Rows) -> impl Iterator<Item = RowState<'_>> {
-        let count = rows.tokens.len() * self.attention.group;
+    /// (query head, token) of row r.
+    pub fn place(&self, r: usize) -> (usize, usize) {
+        let group = self.attention.group;
+        (self.rows.kv_head * group + r % group, self.rows.tokens.start + r / group)
+    }
+
+    /// The rows' results.
+    pub fn states(&mut self) -> impl Iterator<Item = RowState<'_>> {
         let (max, sum, acc, width) = (self.max, self.sum, self.acc, self.shape.v);
         // SAFETY: row r < count of the buffers, each given out once.
-        (0..count).map(move |r| unsafe {
+        (0..self.count).map(move |r| unsafe {
             RowState {
                 max: *max.add(r),
                 sum: *sum.add(r),
@@ -123,41 +161,39 @@ impl<'a> Tile<'a> {
         })
     }
 
-    /// Attends to `cells`.
+    /// By the whole op, not by the tile: the rows of a shorter last tile are worked on like the others.
+    fn many(&self) -> bool {
+        self.attention.queries() * self.attention.group >= MANY_ROWS
+    }
+
+    /// Attends to cells first..first+n, n <= CELLS.
     ///
     /// # Safety
-    /// The tensors hold what their shapes say.
-    pub unsafe fn run(&mut self, rows: &Rows, cells: Range<usize>) {
-        let count = rows.tokens.len() * self.attention.group;
-        // By the whole op, not by the tile: the rows of a shorter last tile are worked on like the others.
-        let many = self.attention.queries() * self.attention.group >= MANY_ROWS;
+    /// The tensors hold what their shapes say and have these cells.
+    pub unsafe fn attend(&mut self, first: usize, n: usize, scratch: &mut Scratch) {
         // SAFETY: buffers are sized for shape.rows >= count rows and CELLS cells; indices come from the tensors' shapes.
         unsafe {
-            self.prepare(rows, count, many || !self.attention.k.has_levels());
-            for first in cells.clone().step_by(CELLS) {
-                let n = CELLS.min(cells.end - first);
-                if !self.look(rows, count, first, n) {
-                    continue;
-                }
-                self.score(rows, count, first, n, many);
-                if self.soften(rows, count, n) {
-                    self.weigh(rows, count, first, n, many);
+            if self.look(first, n, scratch) {
+                self.score(first, n, scratch);
+                if self.soften(n, scratch) {
+                    self.weigh(first, n, scratch);
                 }
             }
         }
     }
 
     /// Rotated queries, in the form that this run uses, and empty results.
-    unsafe fn prepare(&mut self, rows: &Rows, count: usize, as_floats: bool) {
+    unsafe fn prepare(&mut self) {
         let a = self.attention;
         let width = self.shape.k;
+        let as_floats = self.many() || !a.k.has_levels();
         let scale = if a.op.logit_softcap == 0.0 { a.op.scale } else { a.op.scale / a.op.logit_softcap };
         // SAFETY: rows r < count of the buffers.
         unsafe {
-            for r in 0..count {
-                let (head, token) = a.place(rows, r);
+            for r in 0..self.count {
+                let (head, token) = self.place(r);
                 let q = std::slice::from_raw_parts_mut(self.q.add(r * width), width);
-                a.query(head, token, rows.stream, q);
+                a.query(head, token, self.rows.stream, q);
                 if as_floats {
                     (a.kernels.scale)(q, scale);
                 } else {
@@ -169,26 +205,30 @@ impl<'a> Tile<'a> {
                 *self.max.add(r) = f32::NEG_INFINITY;
                 *self.sum.add(r) = if finite { 0.0 } else { f32::NAN };
             }
-            std::slice::from_raw_parts_mut(self.acc, count * self.shape.v).fill(0.0);
+            std::slice::from_raw_parts_mut(self.acc, self.count * self.shape.v).fill(0.0);
         }
     }
 
     /// Reads the mask of a block; false where it hides the block from every row.
-    unsafe fn look(&mut self, rows: &Rows, count: usize, first: usize, n: usize) -> bool {
+    unsafe fn look(&self, first: usize, n: usize, scratch: &mut Scratch) -> bool {
         let a = self.attention;
         let Some(mask) = a.mask else { return true };
         let mut seen = false;
         let mut previous: Option<(*const u8, usize)> = None;
-        for r in 0..count {
-            let (head, token) = a.place(rows, r);
+        for r in 0..self.count {
+            let (head, token) = self.place(r);
             // SAFETY: n cells of a mask row; row r of `masks`.
             unsafe {
-                let Some(row) = a.mask_row(token, head, rows.stream, first) else { return true };
+                let Some(row) = a.mask_row(token, head, self.rows.stream, first) else { return true };
                 // Heads of a token mostly share their mask.
                 if let Some((same, of)) = previous.filter(|p| p.0 == row) {
-                    self.sights[r] = self.sights[of];
-                    if self.sights[r] == Sight::Mixed {
-                        std::ptr::copy_nonoverlapping(self.masks.add(of * CELLS), self.masks.add(r * CELLS), CELLS);
+                    scratch.sights[r] = scratch.sights[of];
+                    if scratch.sights[r] == Sight::Mixed {
+                        std::ptr::copy_nonoverlapping(
+                            scratch.masks.add(of * CELLS),
+                            scratch.masks.add(r * CELLS),
+                            CELLS,
+                        );
                     }
                     previous = Some((same, of));
                     continue;
@@ -200,55 +240,55 @@ impl<'a> Tile<'a> {
                     any |= m & 0x7fff;
                     all_hidden &= m == 0xfc00;
                 }
-                self.sights[r] = match (any, all_hidden) {
+                scratch.sights[r] = match (any, all_hidden) {
                     (0, _) => Sight::Open,
                     (_, true) => Sight::Hidden,
                     _ => {
-                        let out = self.masks.add(r * CELLS);
+                        let out = scratch.masks.add(r * CELLS);
                         (a.kernels.widen)(Plain::F16, row, mask.nb[1], 1, n, out, CELLS);
                         Sight::Mixed
                     }
                 };
-                seen |= self.sights[r] != Sight::Hidden;
+                seen |= scratch.sights[r] != Sight::Hidden;
             }
         }
         seen
     }
 
     /// Scores of the block: `scores[r][c]`.
-    unsafe fn score(&mut self, rows: &Rows, count: usize, first: usize, n: usize, many: bool) {
+    unsafe fn score(&self, first: usize, n: usize, scratch: &mut Scratch) {
         let a = self.attention;
-        let (kernels, stream) = (a.kernels, a.kv_stream(rows.stream));
-        let block = LevelBlock { width: self.shape.k, ..self.block };
-        // SAFETY: see run.
+        let (kernels, stream) = (a.kernels, a.kv_stream(self.rows.stream));
+        let block = LevelBlock { width: self.shape.k, ..scratch.block };
+        // SAFETY: see attend.
         unsafe {
-            if a.k.has_levels() && !many {
-                a.k.levels(kernels, first, n, rows.kv_head, stream, Role::Dot, block);
-                let q_scales = std::slice::from_raw_parts(self.q_scale, count);
-                (kernels.dot_levels)(block, n, self.q8, q_scales, self.scores);
+            if a.k.has_levels() && !self.many() {
+                a.k.levels(kernels, first, n, self.rows.kv_head, stream, Role::Dot, block);
+                let q_scales = std::slice::from_raw_parts(self.q_scale, self.count);
+                (kernels.dot_levels)(block, n, self.q8, q_scales, scratch.scores);
                 return;
             }
-            a.k.floats(kernels, first, n, rows.kv_head, stream, block, self.floats);
-            if many {
-                (kernels.transpose)(self.floats, self.shape.k, self.transposed);
-                std::slice::from_raw_parts_mut(self.scores, count * CELLS).fill(0.0);
-                let (q, k) = (Matrix(self.q, self.shape.k), Matrix(self.transposed, CELLS));
-                (kernels.gemm64)(q, k, MatrixMut(self.scores, CELLS), count, a.k.size);
+            a.k.floats(kernels, first, n, self.rows.kv_head, stream, block, scratch.floats);
+            if self.many() {
+                (kernels.transpose)(scratch.floats, self.shape.k, scratch.transposed);
+                std::slice::from_raw_parts_mut(scratch.scores, self.count * CELLS).fill(0.0);
+                let (q, k) = (Matrix(self.q, self.shape.k), Matrix(scratch.transposed, CELLS));
+                (kernels.gemm64)(q, k, MatrixMut(scratch.scores, CELLS), self.count, a.k.size);
             } else {
-                (kernels.dot_floats)(self.floats, self.shape.k, n, self.q, count, self.scores);
+                (kernels.dot_floats)(scratch.floats, self.shape.k, n, self.q, self.count, scratch.scores);
             }
         }
     }
 
     /// Scores to weights, with the maxima and sums brought up to date; false where every weight is zero.
-    unsafe fn soften(&mut self, rows: &Rows, count: usize, n: usize) -> bool {
+    unsafe fn soften(&mut self, n: usize, scratch: &mut Scratch) -> bool {
         let a = self.attention;
         let mut any = false;
-        for r in 0..count {
+        for r in 0..self.count {
             // SAFETY: row r of the buffers.
             unsafe {
-                let scores = &mut *self.scores.add(r * CELLS).cast::<[f32; CELLS]>();
-                if self.sights[r] == Sight::Hidden {
+                let scores = &mut *scratch.scores.add(r * CELLS).cast::<[f32; CELLS]>();
+                if scratch.sights[r] == Sight::Hidden {
                     scores.fill(0.0);
                     continue;
                 }
@@ -256,8 +296,9 @@ impl<'a> Tile<'a> {
                     (a.kernels.softcap)(scores, a.op.logit_softcap);
                 }
                 scores[n..].fill(f32::NEG_INFINITY);
-                let mask = (self.sights[r] == Sight::Mixed).then(|| &*self.masks.add(r * CELLS).cast::<[f32; CELLS]>());
-                let slope = if a.op.max_bias > 0.0 { a.slope(a.place(rows, r).0) } else { 1.0 };
+                let mask =
+                    (scratch.sights[r] == Sight::Mixed).then(|| &*scratch.masks.add(r * CELLS).cast::<[f32; CELLS]>());
+                let slope = if a.op.max_bias > 0.0 { a.slope(self.place(r).0) } else { 1.0 };
                 let top = (a.kernels.mask_scores)(scores, mask, slope);
                 let old = *self.max.add(r);
                 if top == f32::NEG_INFINITY {
@@ -281,27 +322,27 @@ impl<'a> Tile<'a> {
     }
 
     /// Adds the weighted values of the block.
-    unsafe fn weigh(&mut self, rows: &Rows, count: usize, first: usize, n: usize, many: bool) {
+    unsafe fn weigh(&mut self, first: usize, n: usize, scratch: &mut Scratch) {
         let a = self.attention;
-        let (kernels, stream, width) = (a.kernels, a.kv_stream(rows.stream), self.shape.v);
-        let block = LevelBlock { width, ..self.block };
-        // SAFETY: see run.
+        let (kernels, stream, width) = (a.kernels, a.kv_stream(self.rows.stream), self.shape.v);
+        let block = LevelBlock { width, ..scratch.block };
+        // SAFETY: see attend.
         unsafe {
-            if a.v.has_levels() && !many {
-                a.v.levels(kernels, first, n, rows.kv_head, stream, Role::Weigh, block);
-                (kernels.weigh_levels)(block, n, self.scores, count, self.acc);
+            if a.v.has_levels() && !self.many() {
+                a.v.levels(kernels, first, n, self.rows.kv_head, stream, Role::Weigh, block);
+                (kernels.weigh_levels)(block, n, scratch.scores, self.count, self.acc);
                 return;
             }
-            a.v.floats(kernels, first, n, rows.kv_head, stream, block, self.floats);
+            a.v.floats(kernels, first, n, self.rows.kv_head, stream, block, scratch.floats);
             // A cell that no row sees may hold anything, a NaN too: it must not reach the sums as 0 * NaN.
             for c in 0..n {
-                if (0..count).all(|r| *self.scores.add(r * CELLS + c) == 0.0) {
-                    std::slice::from_raw_parts_mut(self.floats.add(c * width), width).fill(0.0);
+                if (0..self.count).all(|r| *scratch.scores.add(r * CELLS + c) == 0.0) {
+                    std::slice::from_raw_parts_mut(scratch.floats.add(c * width), width).fill(0.0);
                 }
             }
             for at in (0..width).step_by(64) {
-                let (w, v) = (Matrix(self.scores, CELLS), Matrix(self.floats.add(at), width));
-                (kernels.gemm64)(w, v, MatrixMut(self.acc.add(at), width), count, n);
+                let (w, v) = (Matrix(scratch.scores, CELLS), Matrix(scratch.floats.add(at), width));
+                (kernels.gemm64)(w, v, MatrixMut(self.acc.add(at), width), self.count, n);
             }
         }
     }

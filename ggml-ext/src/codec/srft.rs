@@ -28,7 +28,7 @@
 //!
 //! What is not a number counts as 0 and what is beyond +-1e6 as +-1e6, so a bad row stays finite and harms no other.
 
-use crate::lanes::{round_even, Lanes, LANES};
+use crate::lanes::{round_even, Simd, LANES};
 use crate::rotation::{Rotation, HEAD_SIZES, MAX_HEAD};
 use half::f16;
 
@@ -50,6 +50,14 @@ pub struct Levels<const N: usize> {
     pub table: [i8; N],
     /// Scales to try, relative to the one that maps the largest value to the first level.
     search: [f32; 5],
+}
+
+impl<const N: usize> Levels<N> {
+    /// Half way between level i-1 and level i.
+    #[inline(always)]
+    fn middle(&self, i: usize) -> f32 {
+        0.5 * (f32::from(self.table[i - 1]) + f32::from(self.table[i]))
+    }
 }
 
 /// 4 bits.
@@ -117,7 +125,7 @@ impl Srft {
 
     /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
     #[inline(always)]
-    pub fn encode(self, x: &[f32], row: &mut [u8]) {
+    pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
         let mut clean = [0.0f32; MAX_HEAD];
         for (c, &x) in clean[..self.size].iter_mut().zip(x) {
             let x = if x.is_nan() { 0.0 } else { x };
@@ -125,24 +133,24 @@ impl Srft {
         }
         let mut rotated = [0.0f32; MAX_HEAD];
         self.rotation().forward(&clean, &mut rotated);
-        self.encode_rotated(&rotated[..self.size], row);
+        self.encode_rotated::<S>(&rotated[..self.size], row);
     }
 
     /// The same without the rotation.
     #[inline(always)]
-    pub fn encode_rotated(self, x: &[f32], row: &mut [u8]) {
+    pub fn encode_rotated<S: Simd>(self, x: &[f32], row: &mut [u8]) {
         let (scales, body) = row[..self.row_bytes()].split_at_mut(self.scale_bytes());
         let mut codes = [0u8; MAX_HEAD];
         let group = self.group();
         for (g, (x, codes)) in x.chunks_exact(group).zip(codes.chunks_exact_mut(group)).enumerate() {
             let scale = match (self.bits, group) {
-                (8, _) => encode_8(x, codes),
-                (4, GROUP) => encode_group::<16, 2>(&LEVELS_4, x, codes),
-                (4, _) => encode_group::<16, 1>(&LEVELS_4, x, codes),
-                (3, GROUP) => encode_group::<8, 2>(&LEVELS_3, x, codes),
-                (3, _) => encode_group::<8, 1>(&LEVELS_3, x, codes),
-                (_, GROUP) => encode_group::<4, 2>(&LEVELS_2, x, codes),
-                _ => encode_group::<4, 1>(&LEVELS_2, x, codes),
+                (8, _) => encode_8::<S>(x, codes),
+                (4, GROUP) => encode_group::<S, 16, 2>(&LEVELS_4, x, codes),
+                (4, _) => encode_group::<S, 16, 1>(&LEVELS_4, x, codes),
+                (3, GROUP) => encode_group::<S, 8, 2>(&LEVELS_3, x, codes),
+                (3, _) => encode_group::<S, 8, 1>(&LEVELS_3, x, codes),
+                (_, GROUP) => encode_group::<S, 4, 2>(&LEVELS_2, x, codes),
+                _ => encode_group::<S, 4, 1>(&LEVELS_2, x, codes),
             };
             let stored = f16::from_f32((scale * SCALE_UNIT).clamp(-65504.0, 65504.0));
             scales[2 * g..2 * g + 2].copy_from_slice(&stored.to_le_bytes());
@@ -249,7 +257,7 @@ pub fn finite(scale: f16) -> f32 {
 
 /// The value of largest magnitude, sign included; the positive one of two equals.
 #[inline(always)]
-fn signed_max<const V: usize>(x: &[Lanes; V]) -> f32 {
+fn signed_max<S: Simd, const V: usize>(x: &[S; V]) -> f32 {
     let (mut top, mut bottom) = (x[0], x[0]);
     for &x in &x[1..] {
         top = top.max(x);
@@ -265,8 +273,11 @@ fn signed_max<const V: usize>(x: &[Lanes; V]) -> f32 {
 
 /// Codes of one group of V * 16 values, and its scale.
 #[inline(always)]
-fn encode_group<const N: usize, const V: usize>(levels: &Levels<N>, x: &[f32], codes: &mut [u8]) -> f32 {
-    let x: [Lanes; V] = std::array::from_fn(|v| Lanes::load(&x[v * LANES..]));
+fn encode_group<S: Simd, const N: usize, const V: usize>(levels: &Levels<N>, values: &[f32], codes: &mut [u8]) -> f32 {
+    let mut x = [S::splat(0.0); V];
+    for (v, x) in x.iter_mut().enumerate() {
+        *x = S::load(&values[v * LANES..]);
+    }
     let largest = signed_max(&x);
     if largest.abs() < SMALLEST {
         codes.fill(0);
@@ -275,10 +286,10 @@ fn encode_group<const N: usize, const V: usize>(levels: &Levels<N>, x: &[f32], c
     let first = largest / f32::from(levels.table[0]);
     let (mut best, mut gain) = (first, f32::NEG_INFINITY);
     for factor in levels.search {
-        let inverse = 1.0 / (first * factor);
-        let (mut xq, mut qq) = (Lanes::ZERO, Lanes::ZERO);
+        let inverse = S::splat(1.0 / (first * factor));
+        let (mut xq, mut qq) = (S::splat(0.0), S::splat(0.0));
         for &x in &x {
-            let q = nearest_level(levels, x, inverse);
+            let q = nearest_level(levels, x.times(inverse));
             xq = x.fma(q, xq);
             qq = q.fma(q, qq);
         }
@@ -289,53 +300,43 @@ fn encode_group<const N: usize, const V: usize>(levels: &Levels<N>, x: &[f32], c
             (best, gain) = (xq / qq, g);
         }
     }
-    let inverse = 1.0 / best;
-    let (mut xx, mut xq) = (Lanes::ZERO, Lanes::ZERO);
+    let inverse = S::splat(1.0 / best);
+    let (mut xx, mut xq) = (S::splat(0.0), S::splat(0.0));
     for (v, &x) in x.iter().enumerate() {
-        let code = nearest_code(levels, x, inverse);
-        let q = nearest_level(levels, x, inverse);
+        let y = x.times(inverse);
         xx = x.fma(x, xx);
-        xq = x.fma(q, xq);
-        codes[v * LANES..(v + 1) * LANES].copy_from_slice(&code);
+        xq = x.fma(nearest_level(levels, y), xq);
+        nearest_code(levels, y).store_bytes(&mut codes[v * LANES..]);
     }
     xx.sum() / xq.sum()
 }
 
-/// The level nearest to x * inverse, as a float.
+/// The level nearest to y.
 #[inline(always)]
-fn nearest_level<const N: usize>(levels: &Levels<N>, x: Lanes, inverse: f32) -> Lanes {
-    let y = x.times(Lanes::splat(inverse));
-    let mut q = Lanes::splat(f32::from(levels.table[0]));
+fn nearest_level<S: Simd, const N: usize>(levels: &Levels<N>, y: S) -> S {
+    let mut q = S::splat(f32::from(levels.table[0]));
     for i in 1..N {
-        let (below, above) = (f32::from(levels.table[i - 1]), f32::from(levels.table[i]));
-        let middle = 0.5 * (below + above);
-        for l in 0..LANES {
-            q.0[l] = if y.0[l] > middle { above } else { q.0[l] };
-        }
+        q = y.above(S::splat(levels.middle(i)), S::splat(f32::from(levels.table[i])), q);
     }
     q
 }
 
 /// Its place in the table.
 #[inline(always)]
-fn nearest_code<const N: usize>(levels: &Levels<N>, x: Lanes, inverse: f32) -> [u8; LANES] {
-    let y = x.times(Lanes::splat(inverse));
-    let mut code = [0i32; LANES];
+fn nearest_code<S: Simd, const N: usize>(levels: &Levels<N>, y: S) -> S {
+    let mut code = S::splat(0.0);
     for i in 1..N {
-        let middle = 0.5 * (f32::from(levels.table[i - 1]) + f32::from(levels.table[i]));
-        for l in 0..LANES {
-            code[l] += i32::from(y.0[l] > middle);
-        }
+        code = y.above(S::splat(levels.middle(i)), S::splat(i as f32), code);
     }
-    code.map(|c| c as u8)
+    code
 }
 
 /// 8 bits need no table and no search: the grid is even and fine.
 #[inline(always)]
-fn encode_8(x: &[f32], codes: &mut [u8]) -> f32 {
-    let mut top = Lanes::ZERO;
+fn encode_8<S: Simd>(x: &[f32], codes: &mut [u8]) -> f32 {
+    let mut top = S::splat(0.0);
     for x in x.chunks_exact(LANES) {
-        top = top.max(Lanes(Lanes::load(x).0.map(f32::abs)));
+        top = S::load(x).abs().max(top);
     }
     let largest = top.largest();
     if largest < SMALLEST {
@@ -352,6 +353,7 @@ fn encode_8(x: &[f32], codes: &mut [u8]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lanes::Lanes;
     use proptest::prelude::*;
 
     /// The encoder once more in f64, with plain loops.
@@ -401,7 +403,7 @@ mod tests {
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
             for seed in 0..4000 {
                 let x = gaussian(128, seed);
-                f.encode(&x, &mut row);
+                f.encode::<Lanes>(&x, &mut row);
                 f.decode(&row, &mut y);
                 for (&x, &y) in x.iter().zip(&y) {
                     error += (x as f64 - y as f64).powi(2);
@@ -422,7 +424,7 @@ mod tests {
         for seed in 0..2000 {
             let x = gaussian(32, seed);
             let mut codes = [0u8; 32];
-            let scale = encode_group::<16, 2>(&LEVELS_4, &x, &mut codes);
+            let scale = encode_group::<Lanes, 16, 2>(&LEVELS_4, &x, &mut codes);
             let (want, want_scale) = naive_codes(&LEVELS_4.table, LEVELS_4.search, &x);
             // A tie within float rounding may fall the other way.
             if codes.iter().zip(&want).any(|(&a, &b)| usize::from(a) != b) {
@@ -487,7 +489,7 @@ mod tests {
         ) {
             let f = Srft::new(bits, size).unwrap();
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; size]);
-            f.encode(&values[..size], &mut row);
+            f.encode::<Lanes>(&values[..size], &mut row);
             f.decode(&row, &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
         }
@@ -515,7 +517,7 @@ mod tests {
             for (bits, bound) in [(8u32, 2e-4f32), (4, 0.02), (3, 0.08), (2, 0.35)] {
                 let f = Srft::new(bits, 128).unwrap();
                 let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
-                f.encode(&x, &mut row);
+                f.encode::<Lanes>(&x, &mut row);
                 f.decode(&row, &mut y);
                 let error: f32 = x.iter().zip(&y).map(|(a, b)| (a - b) * (a - b)).sum();
                 prop_assert!(error <= bound * norm, "{bits} bits: {}", error / norm);

@@ -7,6 +7,7 @@ use super::{compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Role, CELLS};
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
+use crate::lanes::{Lanes, Simd, LANES};
 use crate::rotation::Rotation;
 use half::f16;
 use std::arch::x86_64::*;
@@ -37,7 +38,97 @@ pub fn kernels() -> Option<&'static Kernels> {
     there.then_some(&KERNELS)
 }
 
-compile_portable_kernels!("avx2,fma,f16c");
+compile_portable_kernels!("avx2,fma,f16c", F32x16);
+
+/// Sixteen lanes in two registers.
+#[derive(Clone, Copy)]
+struct F32x16(__m256, __m256);
+
+// SAFETY of the blocks below: values of this type exist only inside functions that enable AVX2 and FMA.
+impl Simd for F32x16 {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        unsafe { F32x16(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
+    }
+    #[inline(always)]
+    fn load(x: &[f32]) -> Self {
+        let x = &x[..LANES];
+        unsafe { F32x16(_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x[8..].as_ptr())) }
+    }
+    #[inline(always)]
+    fn store(self, x: &mut [f32]) {
+        let x = &mut x[..LANES];
+        unsafe {
+            _mm256_storeu_ps(x.as_mut_ptr(), self.0);
+            _mm256_storeu_ps(x[8..].as_mut_ptr(), self.1);
+        }
+    }
+    #[inline(always)]
+    fn store_bytes(self, x: &mut [u8]) {
+        let mut lanes = [0.0f32; LANES];
+        self.store(&mut lanes);
+        Lanes(lanes).store_bytes(x);
+    }
+    #[inline(always)]
+    fn times(self, b: Self) -> Self {
+        unsafe { F32x16(_mm256_mul_ps(self.0, b.0), _mm256_mul_ps(self.1, b.1)) }
+    }
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        unsafe { F32x16(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        unsafe { F32x16(_mm256_max_ps(self.0, b.0), _mm256_max_ps(self.1, b.1)) }
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        unsafe { F32x16(_mm256_min_ps(self.0, b.0), _mm256_min_ps(self.1, b.1)) }
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            F32x16(_mm256_andnot_ps(sign, self.0), _mm256_andnot_ps(sign, self.1))
+        }
+    }
+    #[inline(always)]
+    fn above(self, limit: Self, yes: Self, no: Self) -> Self {
+        unsafe {
+            F32x16(
+                _mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_GT_OQ>(self.0, limit.0)),
+                _mm256_blendv_ps(no.1, yes.1, _mm256_cmp_ps::<_CMP_GT_OQ>(self.1, limit.1)),
+            )
+        }
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe {
+            let a = _mm256_add_ps(self.0, self.1);
+            let b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+            _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)))
+        }
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        unsafe {
+            let a = _mm256_max_ps(self.0, self.1);
+            let b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+            _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)))
+        }
+    }
+    #[inline(always)]
+    fn smallest(self) -> f32 {
+        unsafe {
+            let a = _mm256_min_ps(self.0, self.1);
+            let b = _mm_min_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let c = _mm_min_ps(b, _mm_movehl_ps(b, b));
+            _mm_cvtss_f32(_mm_min_ss(c, _mm_movehdup_ps(c)))
+        }
+    }
+}
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock) {

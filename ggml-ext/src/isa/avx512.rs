@@ -9,6 +9,7 @@ use super::{compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Role, CELLS};
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
+use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;
 use std::arch::x86_64::*;
 
@@ -44,7 +45,72 @@ pub fn kernels() -> Option<&'static Kernels> {
     there.then_some(&KERNELS)
 }
 
-compile_portable_kernels!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c");
+compile_portable_kernels!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c", F32x16);
+
+/// Sixteen lanes in one register.
+#[derive(Clone, Copy)]
+struct F32x16(__m512);
+
+// SAFETY of the blocks below: values of this type exist only inside functions that enable AVX-512.
+impl Simd for F32x16 {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        F32x16(unsafe { _mm512_set1_ps(x) })
+    }
+    #[inline(always)]
+    fn load(x: &[f32]) -> Self {
+        F32x16(unsafe { _mm512_loadu_ps(x[..LANES].as_ptr()) })
+    }
+    #[inline(always)]
+    fn store(self, x: &mut [f32]) {
+        unsafe { _mm512_storeu_ps(x[..LANES].as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
+    fn store_bytes(self, x: &mut [u8]) {
+        unsafe { _mm_storeu_si128(x[..LANES].as_mut_ptr().cast(), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(self.0))) }
+    }
+    #[inline(always)]
+    fn times(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_mul_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        F32x16(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_max_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_min_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        F32x16(unsafe { _mm512_abs_ps(self.0) })
+    }
+    #[inline(always)]
+    fn above(self, limit: Self, yes: Self, no: Self) -> Self {
+        F32x16(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, limit.0), no.0, yes.0) })
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe {
+            let a = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+            let b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+            _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)))
+        }
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+    #[inline(always)]
+    fn smallest(self) -> f32 {
+        unsafe { _mm512_reduce_min_ps(self.0) }
+    }
+}
 
 /// What turns signed levels into the unsigned ones of dot products.
 const BIAS: u8 = 0x80;
@@ -296,9 +362,27 @@ unsafe fn widen(kind: Plain, data: *const u8, stride: usize, n: usize, size: usi
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
 unsafe fn dot_levels(k: LevelBlock, n: usize, q: *const i8, q_scales: &[f32], out: *mut f32) {
-    let width = k.width;
-    for (r, &q_scale) in q_scales.iter().enumerate() {
-        for c in (0..n).step_by(16) {
+    // SAFETY: the caller's promise is passed on. A width that is known makes all offsets constants.
+    unsafe {
+        match k.width {
+            64 => dot_wide::<64>(k, n, q, q_scales, out),
+            128 => dot_wide::<128>(k, n, q, q_scales, out),
+            192 => dot_wide::<192>(k, n, q, q_scales, out),
+            256 => dot_wide::<256>(k, n, q, q_scales, out),
+            512 => dot_wide::<512>(k, n, q, q_scales, out),
+            576 => dot_wide::<576>(k, n, q, q_scales, out),
+            _ => dot_wide::<0>(k, n, q, q_scales, out),
+        }
+    }
+}
+
+/// WIDTH 0 takes the width from the block.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
+unsafe fn dot_wide<const WIDTH: usize>(k: LevelBlock, n: usize, q: *const i8, q_scales: &[f32], out: *mut f32) {
+    let width = if WIDTH == 0 { k.width } else { WIDTH };
+    for c in (0..n).step_by(16) {
+        for (r, &q_scale) in q_scales.iter().enumerate() {
             // SAFETY: sixteen cells of the block, which has room for CELLS whatever n is.
             unsafe {
                 let (levels, scales) = (k.levels.add(c * width), k.scales.add(c * width / 4));

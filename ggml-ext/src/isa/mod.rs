@@ -154,13 +154,14 @@ pub fn kernels() -> &'static Kernels {
     })
 }
 
-/// Wraps the portable kernels of [`scalar`] so that the compiler vectorizes them for `$feature`.
+/// Wraps the portable kernels of [`scalar`] so that the compiler vectorizes them for `$feature`, with `$simd` as the
+/// vector of those that are written on [`crate::lanes::Simd`].
 #[cfg(target_arch = "x86_64")]
 macro_rules! compile_portable_kernels {
-    ($feature:literal) => {
+    ($feature:literal, $simd:ty) => {
         #[target_feature(enable = $feature)]
         unsafe fn encode(f: Srft, x: &[f32], row: &mut [u8]) {
-            f.encode(x, row)
+            f.encode::<$simd>(x, row)
         }
         #[target_feature(enable = $feature)]
         unsafe fn decode(f: Srft, row: &[u8], x: &mut [f32]) {

@@ -3,14 +3,14 @@
 use super::{padded, Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Role, CELLS};
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::srft::finite;
-use crate::lanes::{exp_nonpositive, round_even, Lanes, LANES};
+use crate::lanes::{exp_nonpositive, round_even, Lanes, Simd, LANES};
 use crate::rotation::{Rotation, MAX_HEAD};
 use half::{bf16, f16};
 
 /// The table.
 pub static KERNELS: Kernels = Kernels {
     name: "scalar",
-    encode: |f, x, row| f.encode(x, row),
+    encode: |f, x, row| f.encode::<Lanes>(x, row),
     decode: |f, row, x| f.decode(row, x),
     rotate: |r: &Rotation, x, y| r.forward(x, y),
     rotate_back: |r: &Rotation, y, x| r.backward(y, x),
@@ -116,7 +116,7 @@ pub unsafe fn quantize_query(q: &[f32], out: *mut i8, width: usize) -> f32 {
     let out = unsafe { std::slice::from_raw_parts_mut(out, width) };
     let mut top = Lanes::ZERO;
     for x in q.chunks_exact(LANES) {
-        top = top.max(Lanes(Lanes::load(x).0.map(f32::abs)));
+        top = Lanes::load(x).abs().max(top);
     }
     let largest = top.largest();
     out[q.len()..].fill(0);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::codec::srft::Srft;
+use crate::lanes::Lanes;
 use crate::rotation::HEAD_SIZES;
 use proptest::prelude::*;
 
@@ -59,7 +60,7 @@ proptest! {
         let values = if plain { &gaussian } else { &values };
         for f in formats() {
             let (mut want, mut got) = (vec![0u8; f.row_bytes()], vec![0u8; f.row_bytes()]);
-            f.encode(&values[..f.size()], &mut want);
+            f.encode::<Lanes>(&values[..f.size()], &mut want);
             for k in others() {
                 // SAFETY: the table is available on this CPU.
                 unsafe { (k.encode)(f, &values[..f.size()], &mut got) };
@@ -119,7 +120,7 @@ fn unpacks_alike(rows: LevelRows, bytes: &[u8], row_bytes: usize) -> Result<(), 
 fn encoded(f: Srft, n: usize, noise: &mut Noise) -> Vec<u8> {
     let mut bytes = vec![0u8; n * f.row_bytes()];
     for row in bytes.chunks_exact_mut(f.row_bytes()) {
-        f.encode(&noise.row(f.size()), row);
+        f.encode::<Lanes>(&noise.row(f.size()), row);
     }
     bytes
 }

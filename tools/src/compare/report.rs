@@ -60,6 +60,16 @@ pub fn as_json(rows: &[Row], setup: &Setup) -> Value {
     Value::Array(rows.iter().map(row).collect())
 }
 
+fn cell(value: Option<f64>, digits: usize) -> String {
+    let Some(value) = value else { return "-".into() };
+    let text = format!("{value:.digits$}");
+    // A KLD of minus nothing is nothing.
+    match text.strip_prefix('-') {
+        Some(rest) if rest.chars().all(|c| c == '0' || c == '.') => rest.to_string(),
+        _ => text,
+    }
+}
+
 pub fn as_text(rows: &[Row], setup: &Setup) -> String {
     let (quality, speed) = (rows.iter().any(|r| r.quality.is_some()), rows.iter().any(|r| !r.pp.is_empty()));
     let pp = format!("pp{}", speed::PROMPT);
@@ -73,7 +83,6 @@ pub fn as_text(rows: &[Row], setup: &Setup) -> String {
     }
     let mut table = Table::new(&header, 1);
     for row in rows {
-        let cell = |value: Option<f64>, digits: usize| value.map_or("-".into(), |v| format!("{v:.digits$}"));
         let q = row.quality;
         let mut cells = vec![row.pair.name(), cell(row.bits, 2), cell(row.size.map(|s| s.mib), 2)];
         if quality {
@@ -160,6 +169,13 @@ mod tests {
         for name in ["ppl", "kld", "same_top", "pp"] {
             assert!(json[1].as_object().unwrap().contains_key(name) && json[1][name].is_null(), "{name}");
         }
+    }
+
+    #[test]
+    fn cells() {
+        assert_eq!(cell(Some(-0.000001), 5), "0.00000");
+        assert_eq!(cell(Some(-0.5), 1), "-0.5");
+        assert_eq!(cell(None, 1), "-");
     }
 
     #[test]
