@@ -34,7 +34,10 @@ unsafe fn index(t: &Tensor, bytes: usize, at: [usize; 3]) -> i64 {
 /// Can rows of `src` be encoded into `dst`?
 pub fn set_rows_supports(dst: &Tensor, src: &Tensor) -> bool {
     dst.concrete().is_some_and(|c| {
-        contiguous_float_rows(src) && src.n(0) == dst.n(0) && dst.n(0) % c.head_size == 0 && dst.nb[0] == c.row_bytes()
+        contiguous_float_rows(src)
+            && src.n(0) == dst.n(0)
+            && dst.n(0).is_multiple_of(c.head_size)
+            && dst.nb[0] == c.row_bytes()
     })
 }
 
@@ -83,7 +86,7 @@ pub unsafe fn set_rows(
 pub fn get_rows_supports(dst: &Tensor, src: &Tensor) -> bool {
     src.concrete().is_some_and(|c| {
         let floats = dst.plain() == Some(Plain::F32) && dst.nb[0] == 4;
-        floats && src.n(0) == dst.n(0) && src.n(0) % c.head_size == 0 && src.nb[0] == c.row_bytes()
+        floats && src.n(0) == dst.n(0) && src.n(0).is_multiple_of(c.head_size) && src.nb[0] == c.row_bytes()
     })
 }
 
@@ -118,7 +121,7 @@ pub unsafe fn get_rows(dst: &Tensor, src: &Tensor, rows: &Tensor, ith: usize, nt
 /// Can `src` be copied to `dst`, one of them ours?
 pub fn copy_supports(dst: &Tensor, src: &Tensor) -> bool {
     let whole = |t: &Tensor| match t.concrete() {
-        Some(c) => t.n(0) % c.head_size == 0 && t.nb[0] == c.row_bytes(),
+        Some(c) => t.n(0).is_multiple_of(c.head_size) && t.nb[0] == c.row_bytes(),
         None => t.is_float(),
     };
     let same = match (dst.concrete(), src.concrete()) {

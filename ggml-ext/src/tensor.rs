@@ -1,7 +1,7 @@
 //! Tensors as ggml lays them out, described plainly, and how rows of them are read.
 
 use crate::codec::plain::{Plain, BLOCK};
-use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role, CELLS};
+use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role};
 use crate::rotation::{Rotation, MAX_HEAD};
 use crate::table::{self, Concrete, Entry};
 use half::f16;
@@ -107,6 +107,19 @@ pub enum Reader {
     Foreign(ToFloat),
 }
 
+/// Cells first..first+n of one head of one stream, at most a block of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Cells {
+    /// The first cell.
+    pub first: usize,
+    /// How many.
+    pub n: usize,
+    /// The KV head.
+    pub head: usize,
+    /// The stream.
+    pub stream: usize,
+}
+
 /// K or V of an attention: the reader and the geometry.
 #[derive(Clone, Copy)]
 pub struct Side {
@@ -136,8 +149,8 @@ impl Side {
                 return Err(format!("{name} has rows of {ne0} values, wanted 1 to {MAX_HEAD}"));
             }
             let reader = match (tensor.plain(), tensor.to_float) {
-                (Some(Plain::Q8_0), _) if ne0 % BLOCK == 0 => Reader::Levels(LevelRows::Q8_0(ne0)),
-                (Some(Plain::Q4_0), _) if ne0 % BLOCK == 0 => Reader::Levels(LevelRows::Q4_0(ne0)),
+                (Some(Plain::Q8_0), _) if ne0.is_multiple_of(BLOCK) => Reader::Levels(LevelRows::Q8_0(ne0)),
+                (Some(Plain::Q4_0), _) if ne0.is_multiple_of(BLOCK) => Reader::Levels(LevelRows::Q4_0(ne0)),
                 (Some(p @ (Plain::F32 | Plain::F16 | Plain::Bf16)), _) if tensor.nb[0] == p.row_bytes(1) => {
                     Reader::Floats(p)
                 }
@@ -159,45 +172,29 @@ impl Side {
         matches!(self.reader, Reader::Levels(_))
     }
 
-    /// Unpacks cells first..first+n of a head as levels.
+    /// Unpacks cells as levels.
     ///
     /// # Safety
-    /// The reader is Levels, the indices are within the tensor, `out` has room.
-    pub unsafe fn levels(
-        &self,
-        kernels: &Kernels,
-        first: usize,
-        n: usize,
-        head: usize,
-        stream: usize,
-        role: Role,
-        out: LevelBlock,
-    ) {
+    /// The reader is Levels, the cells are within the tensor, `out` has room.
+    pub unsafe fn levels(&self, kernels: &Kernels, cells: Cells, role: Role, out: LevelBlock) {
         if let Reader::Levels(rows) = self.reader {
             // SAFETY: the caller's promise.
-            unsafe { (kernels.unpack)(rows, self.tensor.row(first, head, stream), self.tensor.nb[1], n, role, out) }
+            unsafe {
+                let data = self.tensor.row(cells.first, cells.head, cells.stream);
+                (kernels.unpack)(rows, data, self.tensor.nb[1], cells.n, role, out)
+            }
         }
     }
 
-    /// Reads cells first..first+n of a head as f32 rows of `width`; `scratch` serves levels on their way.
+    /// Reads cells as f32 rows of `width`; `scratch` serves levels on their way.
     ///
     /// # Safety
     /// As [`Side::levels`].
-    #[allow(clippy::too_many_arguments)]
-    pub unsafe fn floats(
-        &self,
-        kernels: &Kernels,
-        first: usize,
-        n: usize,
-        head: usize,
-        stream: usize,
-        scratch: LevelBlock,
-        out: *mut f32,
-    ) {
-        debug_assert!(n <= CELLS);
+    pub unsafe fn floats(&self, kernels: &Kernels, cells: Cells, scratch: LevelBlock, out: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
-            let (data, stride) = (self.tensor.row(first, head, stream), self.tensor.nb[1]);
+            let data = self.tensor.row(cells.first, cells.head, cells.stream);
+            let (stride, n) = (self.tensor.nb[1], cells.n);
             match self.reader {
                 Reader::Levels(rows) => {
                     let scratch = LevelBlock { width: self.width, ..scratch };

@@ -3,7 +3,7 @@
 use crate::codec::plain::Plain;
 use crate::isa::{kernels, LevelBlock, Role, CELLS};
 use crate::rotation::MAX_HEAD;
-use crate::tensor::{read_floats, Side, Tensor};
+use crate::tensor::{read_floats, Cells, Side, Tensor};
 
 /// Query rows that are multiplied together.
 const ROWS: usize = 16;
@@ -12,7 +12,12 @@ const ROWS: usize = 16;
 pub fn mul_mat_supports(k: &Tensor, q: &Tensor) -> bool {
     k.concrete().is_some_and(|c| {
         let sizes = k.n(0) == c.head_size && q.n(0) == c.head_size;
-        sizes && q.is_float() && k.n(2) > 0 && k.n(3) > 0 && q.n(2) % k.n(2) == 0 && q.n(3) % k.n(3) == 0
+        sizes
+            && q.is_float()
+            && k.n(2) > 0
+            && k.n(3) > 0
+            && q.n(2).is_multiple_of(k.n(2))
+            && q.n(3).is_multiple_of(k.n(3))
     })
 }
 
@@ -58,7 +63,7 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
                     let n = CELLS.min(k.n(1) - first);
                     // SAFETY: n cells of K, buffers of CELLS cells and ROWS rows, n values of rows of dst.
                     unsafe {
-                        side.levels(kernels, first, n, head, stream, Role::Dot, block);
+                        side.levels(kernels, Cells { first, n, head, stream }, Role::Dot, block);
                         (kernels.dot_levels)(block, n, q8.as_ptr(), &q_scales[..rows], scores.as_mut_ptr());
                         for r in 0..rows {
                             let out = dst.row(first_row + r, i2, i3).cast::<f32>().add(first);

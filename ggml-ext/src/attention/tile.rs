@@ -8,6 +8,7 @@
 use super::{Attention, Rows};
 use crate::codec::plain::Plain;
 use crate::isa::{LevelBlock, Matrix, MatrixMut, Role, CELLS};
+use crate::tensor::Cells;
 
 /// Rows from which tiles of floats pay.
 const MANY_ROWS: usize = 12;
@@ -255,20 +256,24 @@ impl<'a> Tile<'a> {
         seen
     }
 
+    fn cells(&self, first: usize, n: usize) -> Cells {
+        Cells { first, n, head: self.rows.kv_head, stream: self.attention.kv_stream(self.rows.stream) }
+    }
+
     /// Scores of the block: `scores[r][c]`.
     unsafe fn score(&self, first: usize, n: usize, scratch: &mut Scratch) {
         let a = self.attention;
-        let (kernels, stream) = (a.kernels, a.kv_stream(self.rows.stream));
+        let (kernels, cells) = (a.kernels, self.cells(first, n));
         let block = LevelBlock { width: self.shape.k, ..scratch.block };
         // SAFETY: see attend.
         unsafe {
             if a.k.has_levels() && !self.many() {
-                a.k.levels(kernels, first, n, self.rows.kv_head, stream, Role::Dot, block);
+                a.k.levels(kernels, cells, Role::Dot, block);
                 let q_scales = std::slice::from_raw_parts(self.q_scale, self.count);
                 (kernels.dot_levels)(block, n, self.q8, q_scales, scratch.scores);
                 return;
             }
-            a.k.floats(kernels, first, n, self.rows.kv_head, stream, block, scratch.floats);
+            a.k.floats(kernels, cells, block, scratch.floats);
             if self.many() {
                 (kernels.transpose)(scratch.floats, self.shape.k, scratch.transposed);
                 std::slice::from_raw_parts_mut(scratch.scores, self.count * CELLS).fill(0.0);
@@ -324,16 +329,16 @@ impl<'a> Tile<'a> {
     /// Adds the weighted values of the block.
     unsafe fn weigh(&mut self, first: usize, n: usize, scratch: &mut Scratch) {
         let a = self.attention;
-        let (kernels, stream, width) = (a.kernels, a.kv_stream(self.rows.stream), self.shape.v);
+        let (kernels, cells, width) = (a.kernels, self.cells(first, n), self.shape.v);
         let block = LevelBlock { width, ..scratch.block };
         // SAFETY: see attend.
         unsafe {
             if a.v.has_levels() && !self.many() {
-                a.v.levels(kernels, first, n, self.rows.kv_head, stream, Role::Weigh, block);
+                a.v.levels(kernels, cells, Role::Weigh, block);
                 (kernels.weigh_levels)(block, n, scratch.scores, self.count, self.acc);
                 return;
             }
-            a.v.floats(kernels, first, n, self.rows.kv_head, stream, block, scratch.floats);
+            a.v.floats(kernels, cells, block, scratch.floats);
             // A cell that no row sees may hold anything, a NaN too: it must not reach the sums as 0 * NaN.
             for c in 0..n {
                 if (0..self.count).all(|r| *scratch.scores.add(r * CELLS + c) == 0.0) {

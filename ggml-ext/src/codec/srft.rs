@@ -96,7 +96,7 @@ impl Srft {
 
     /// Values of a group.
     pub fn group(self) -> usize {
-        if self.size % GROUP == 0 {
+        if self.size.is_multiple_of(GROUP) {
             GROUP
         } else {
             GROUP / 2

@@ -222,7 +222,7 @@ unsafe fn half_codes<const BITS: u32>(chunk: *const u8, half: usize) -> __m256i 
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn widen(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize) {
-    if size % 8 != 0 {
+    if !size.is_multiple_of(8) {
         // SAFETY: the caller's promise is passed on.
         return unsafe { scalar::widen(kind, data, stride, n, size, out, width) };
     }

@@ -191,7 +191,7 @@ unsafe fn unpack_srft<const BITS: u32>(f: Srft, row: *const u8, levels: *mut i8,
                 _mm256_storeu_si256(l.as_mut_ptr().cast(), x);
                 codes = codes.add(code_bytes(BITS, 32));
             }
-            if tail % 32 != 0 {
+            if !tail.is_multiple_of(32) {
                 let x = match BITS {
                     8 => _mm_xor_si128(_mm_loadu_si128(codes.cast()), _mm512_castsi512_si128(flips)),
                     _ => _mm_shuffle_epi8(_mm512_castsi512_si128(table), codes_16::<BITS>(codes)),
@@ -333,7 +333,7 @@ unsafe fn unpack_blocks<const BITS: u32>(
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 unsafe fn widen(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize) {
-    if size % 16 != 0 {
+    if !size.is_multiple_of(16) {
         // SAFETY: the caller's promise is passed on.
         return unsafe { scalar::widen(kind, data, stride, n, size, out, width) };
     }

@@ -12,6 +12,10 @@ use crate::process::{self, Finished};
 use crate::{build_tree, cache, model};
 
 const PROMPT: &str = "The capital of France is";
+/// Prompts that this small model is decided about: f16, bf16 and q8_0 agree on the whole answer, so a difference is a
+/// fault. On [`PROMPT`] they part from each other at the first word.
+const CHAT: &str = "Count from 1 to 10.";
+const TEXT: &str = "1, 2, 3, 4, 5, 6, 7, 8,";
 /// Far longer than any of these runs takes; a tool that waits for input or serves on is ended by it.
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -23,10 +27,18 @@ struct Bench {
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     let bin = build_tree::build(&build_tree::Options::default(), &[])?;
     let bench = Bench { bin, model: model::default_model()? };
-    for (tool, extra) in [("llama-cli", &["-st"][..]), ("llama-completion", &["-no-cnv"])] {
-        tally.check(&format!("{tool} begins its answer with srft4/srft4 as with f16"), || {
-            bench.same_answer(tool, extra)
-        });
+    tally.check("llama-cli answers with srft4/srft4", || {
+        let answer =
+            bench.answer("llama-cli", PROMPT, &["-st", "--cache-type-k", "srft4", "--cache-type-v", "srft4"])?;
+        ensure!(!answer.is_empty(), "the answer is empty");
+        Ok(())
+    });
+    for (tool, prompt, extra) in [("llama-cli", CHAT, "-st"), ("llama-completion", TEXT, "-no-cnv")] {
+        for name in ["srft8", "srft4"] {
+            tally.check(&format!("{tool} answers with {name}/{name} as with f16"), || {
+                bench.same_answer(tool, prompt, &[extra], &["--cache-type-k", name, "--cache-type-v", name])
+            });
+        }
     }
     for tool in build_tree::TOOLS {
         tally.check(&format!("{tool} --help names srft4"), || bench.help_names_types(tool));
@@ -35,7 +47,9 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     for tool in ["llama-cli", "llama-completion", "llama-perplexity"] {
         tally.check(&format!("{tool} -fa off with V srft4 says what to do"), || bench.v_without_flash(tool));
     }
-    tally.check("K srft4 without flash attention", || bench.k_without_flash());
+    tally.check("K srft4 without flash attention answers as f16", || {
+        bench.same_answer("llama-completion", TEXT, &["-no-cnv", "-fa", "off"], &["--cache-type-k", "srft4"])
+    });
     quality(options, &bench, tally)
 }
 
@@ -46,8 +60,8 @@ impl Bench {
         process::run(&mut c, Some(LIMIT))
     }
 
-    fn answer(&self, tool: &str, args: &[&str]) -> Result<String> {
-        let all = [args, &["-p", PROMPT, "-n", "12", "--temp", "0"]].concat();
+    fn answer(&self, tool: &str, prompt: &str, args: &[&str]) -> Result<String> {
+        let all = [args, &["-p", prompt, "-n", "12", "--temp", "0"]].concat();
         let done = self.tool(tool, &all)?;
         ensure!(
             done.status.success(),
@@ -56,15 +70,16 @@ impl Bench {
             done.status,
             process::tail(&done.text(), 20)
         );
-        answer_in(&done.stdout).with_context(|| format!("no answer in\n{}", done.stdout))
+        answer_in(&done.stdout, prompt).with_context(|| format!("no answer in\n{}", done.stdout))
     }
 
-    /// The beginning is compared: further on this small model is so undecided that upstream's own q8_0 and bf16 part
-    /// from f16 too.
-    fn same_answer(&self, tool: &str, extra: &[&str]) -> Result<()> {
-        let f16 = self.answer(tool, extra)?;
-        let ours = self.answer(tool, &[extra, &["--cache-type-k", "srft4", "--cache-type-v", "srft4"]].concat())?;
-        same_beginning(&f16, &ours)
+    /// The same answer with `types` as without.
+    fn same_answer(&self, tool: &str, prompt: &str, common: &[&str], types: &[&str]) -> Result<()> {
+        let f16 = self.answer(tool, prompt, common)?;
+        let ours = self.answer(tool, prompt, &[common, types].concat())?;
+        ensure!(!f16.is_empty(), "the answer with f16 is empty");
+        ensure!(f16 == ours, "with f16: {f16:?}\nwith {types:?}: {ours:?}");
+        Ok(())
     }
 
     fn help_names_types(&self, tool: &str) -> Result<()> {
@@ -90,19 +105,6 @@ impl Bench {
         let done = self.tool(tool, &[extra, &["-fa", "off", "--cache-type-v", "srft4"]].concat())?;
         refused(&done, &["flash", "-fa on"])
     }
-
-    fn k_without_flash(&self) -> Result<()> {
-        let f16 = self.answer("llama-completion", &["-no-cnv", "-fa", "off"])?;
-        let ours = self.answer("llama-completion", &["-no-cnv", "-fa", "off", "--cache-type-k", "srft4"])?;
-        same_beginning(&f16, &ours)
-    }
-}
-
-fn same_beginning(f16: &str, ours: &str) -> Result<()> {
-    let first = |text: &str| text.split_whitespace().next().map(String::from);
-    ensure!(first(f16).is_some(), "the answer with f16 is empty");
-    ensure!(first(f16) == first(ours), "with f16: {f16:?}\nwith srft4: {ours:?}");
-    Ok(())
 }
 
 /// Ended by itself, unsuccessfully, with all of `words` in its message.
@@ -118,8 +120,8 @@ fn refused(done: &Finished, words: &[&str]) -> Result<()> {
 }
 
 /// llama-cli's answer is between the prompt and its timings; llama-completion prints prompt and answer alone.
-fn answer_in(stdout: &str) -> Option<String> {
-    let after = &stdout[stdout.rfind(PROMPT)? + PROMPT.len()..];
+fn answer_in(stdout: &str, prompt: &str) -> Option<String> {
+    let after = &stdout[stdout.rfind(prompt)? + prompt.len()..];
     let answer = after.split("\n[ Prompt:").next().unwrap_or(after);
     Some(answer.trim().to_string())
 }
@@ -181,11 +183,9 @@ mod tests {
     fn answers() {
         // Captured: llama-cli -st, and llama-completion -no-cnv.
         let cli = "Loading model... |\x08-\x08 \n\n> The capital of France is\nL'aujourcé! Welcome to my world.\n\n[ Prompt: 235.0 t/s | Generation: 94.7 t/s ]\n\n\nExiting...\n";
-        assert_eq!(answer_in(cli).unwrap(), "L'aujourcé! Welcome to my world.");
+        assert_eq!(answer_in(cli, PROMPT).unwrap(), "L'aujourcé! Welcome to my world.");
         let completion = "The capital of France is Paris.\n\nThe United States has\n\n";
-        assert_eq!(answer_in(completion).unwrap(), "Paris.\n\nThe United States has");
-        assert_eq!(answer_in("error"), None);
-        same_beginning("Paris.\n\nThe United", "Paris.\n\nThe answer").unwrap();
-        assert!(same_beginning("Paris.", "Rome.").is_err() && same_beginning("", "").is_err());
+        assert_eq!(answer_in(completion, PROMPT).unwrap(), "Paris.\n\nThe United States has");
+        assert_eq!(answer_in("error", PROMPT), None);
     }
 }
