@@ -21,8 +21,16 @@ pub trait Simd: Copy {
     fn store_bytes(self, x: &mut [u8]);
     /// `self * b`.
     fn times(self, b: Self) -> Self;
+    /// `self / b`.
+    fn over(self, b: Self) -> Self;
+    /// `self + b`.
+    fn plus(self, b: Self) -> Self;
+    /// `self - b`.
+    fn minus(self, b: Self) -> Self;
     /// `self * b + c`, rounded once.
     fn fma(self, b: Self, c: Self) -> Self;
+    /// self * 2^n for whole n, where neither is subnormal.
+    fn times_power_of_two(self, n: Self) -> Self;
     /// The larger of each pair; `b` where there is a NaN.
     fn max(self, b: Self) -> Self;
     /// The smaller of each pair; `b` where there is a NaN.
@@ -102,6 +110,26 @@ impl Simd for Lanes {
     }
 
     #[inline(always)]
+    fn over(self, b: Lanes) -> Lanes {
+        self.zip(b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn plus(self, b: Lanes) -> Lanes {
+        self.zip(b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn minus(self, b: Lanes) -> Lanes {
+        self.zip(b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn times_power_of_two(self, n: Lanes) -> Lanes {
+        self.zip(n, |a, n| f32::from_bits((a.to_bits() as i32).wrapping_add((n as i32) << 23) as u32))
+    }
+
+    #[inline(always)]
     fn fma(self, b: Lanes, c: Lanes) -> Lanes {
         let mut v = [0.0; LANES];
         for i in 0..LANES {
@@ -157,29 +185,22 @@ pub fn round_even(x: f32) -> f32 {
     (x + MAGIC) - MAGIC
 }
 
-/// e^x for x <= 0 with a relative error below 2e-7; 0 below -87.
+/// e^x for x <= 0 with a relative error below 2e-7; 0 below -87; NaN stays.
 #[inline(always)]
-pub fn exp_nonpositive(x: f32) -> f32 {
+pub fn exp_nonpositive<S: Simd>(x: S) -> S {
+    const MAGIC: f32 = 12_582_912.0; // as in round_even
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
-    let n = round_even(x.max(-88.0) * std::f32::consts::LOG2_E);
-    let r = n.mul_add(-LN2_HI, x.max(-88.0));
-    let r = n.mul_add(-LN2_LO, r);
-    let mut p = 1.987_569_1e-4f32;
-    p = p.mul_add(r, 1.398_2e-3);
-    p = p.mul_add(r, 8.333_452e-3);
-    p = p.mul_add(r, 4.166_579_6e-2);
-    p = p.mul_add(r, 1.666_666_5e-1);
-    p = p.mul_add(r, 0.5);
-    let e = (p * r).mul_add(r, r) + 1.0;
-    let scaled = f32::from_bits((e.to_bits() as i32).wrapping_add((n as i32) << 23) as u32);
-    if x < -87.0 {
-        0.0
-    } else if x.is_nan() {
-        x
-    } else {
-        scaled
+    let least = S::splat(-88.0).max(x);
+    let n = least.fma(S::splat(std::f32::consts::LOG2_E), S::splat(MAGIC)).minus(S::splat(MAGIC));
+    let r = n.fma(S::splat(-LN2_HI), least);
+    let r = n.fma(S::splat(-LN2_LO), r);
+    let mut p = S::splat(1.987_569_1e-4);
+    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+        p = p.fma(r, S::splat(c));
     }
+    let e = p.times(r).fma(r, r).plus(S::splat(1.0));
+    S::splat(-87.0).above(x, S::splat(0.0), e.times_power_of_two(n))
 }
 
 #[cfg(test)]
@@ -188,17 +209,18 @@ mod tests {
 
     #[test]
     fn exp_is_accurate() {
+        let exp = |x: f32| exp_nonpositive(Lanes::splat(x)).0[3];
         let mut x = -86.9f32;
         while x <= 0.0 {
             let want = (x as f64).exp();
-            let got = exp_nonpositive(x) as f64;
+            let got = exp(x) as f64;
             assert!((got / want - 1.0).abs() < 2e-7, "exp({x}) = {got}, wanted {want}");
             x += 0.0137;
         }
-        assert_eq!(exp_nonpositive(0.0), 1.0);
-        assert_eq!(exp_nonpositive(-100.0), 0.0);
-        assert_eq!(exp_nonpositive(f32::NEG_INFINITY), 0.0);
-        assert!(exp_nonpositive(f32::NAN).is_nan());
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-100.0), 0.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert!(exp(f32::NAN).is_nan());
     }
 
     #[test]

@@ -198,7 +198,7 @@ impl Side {
             match self.reader {
                 Reader::Levels(rows) => {
                     let scratch = LevelBlock { width: self.width, ..scratch };
-                    (kernels.unpack)(rows, data, stride, n, Role::Weigh, scratch);
+                    (kernels.unpack)(rows, data, stride, n, Role::Expand, scratch);
                     (kernels.expand)(scratch, n, out);
                 }
                 Reader::Floats(kind) => (kernels.widen)(kind, data, stride, n, self.size, out, self.width),

@@ -68,7 +68,7 @@ pub fn build(options: &Options, targets: &[String]) -> Result<PathBuf> {
 fn check_bin(bin: &Path, targets: &[String]) -> Result<PathBuf> {
     for name in targets {
         let program = bin.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-        if !program.is_file() {
+        if !program.is_file() && !bin.join(libloading::library_filename(name)).is_file() {
             bail!("KV_BIN_DIR is set, but there is no {}: build it there, or unset KV_BIN_DIR", program.display());
         }
     }

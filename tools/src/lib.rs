@@ -3,6 +3,7 @@
 //! From the bottom up: `cache` (where things are kept), `process` and `progress` (how children are run and shown),
 //! `fetch` (downloads), `patch` and `source` (llama.cpp's tree), `build_tree` (its tools), and then the verbs.
 
+pub mod bench;
 pub mod build_tree;
 pub mod cache;
 pub mod compare;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv::source::{self, Source};
-use kv::{build_tree, compare, patch, project_root, run, suite, types};
+use kv::{bench, build_tree, compare, patch, project_root, run, suite, types};
 
 const ENVIRONMENT: &str = "\
 Environment:
@@ -26,6 +26,8 @@ struct Arguments {
 enum Verb {
     /// Quality, size and speed of K/V pairs against f16
     Compare(compare::Options),
+    /// Attention and encode alone, ours beside upstream's, against the bytes that must move
+    Bench(bench::Options),
     /// Everything that proves the project; ends with `N passed, N failed, N skipped`
     Test(suite::Options),
     /// Build llama.cpp's tools with the types; prints their folder
@@ -85,6 +87,7 @@ fn main() -> ExitCode {
 fn dispatch(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Compare(options) => compare::compare(&options)?,
+        Verb::Bench(options) => bench::bench(&options)?,
         Verb::Test(options) => return suite::test(&options),
         Verb::Build { options, target } => println!("{}", build_tree::build(&options, &target)?.display()),
         Verb::Types { json: true } => println!("{}", serde_json::to_string_pretty(&types::as_json())?),

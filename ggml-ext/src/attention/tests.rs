@@ -216,12 +216,18 @@ fn error(case: Case, kernels: &'static Kernels) -> f64 {
     worst
 }
 
-/// 8-bit queries leave about 0.6% of noise in the scores; float rows have none.
+/// 8-bit queries leave about 0.6% of noise in the scores, 16-bit weights 0.01% in the sums; float rows have neither.
 fn check(case: Case) {
     for kernels in available() {
         let e = error(case, kernels);
         let rows = case.queries * case.group;
-        let bound = if matches!(case.k, "f32" | "f16") || rows >= 12 { 1e-5 } else { 1.5e-2 };
+        let float = |name: &str| matches!(name, "f32" | "f16");
+        let bound = match rows {
+            48.. => 1e-5,
+            12.. if float(case.k) || float(case.v) => 1e-5,
+            _ if float(case.k) => 2e-4,
+            _ => 1.5e-2,
+        };
         assert!(e < bound, "{}: relative error {e} in {case:?}", kernels.name);
     }
 }

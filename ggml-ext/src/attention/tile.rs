@@ -3,15 +3,17 @@
 //! Two ways through a block, by the number of rows. Few rows: K's levels meet 8-bit queries in integer dot products and
 //! V's levels are weighed as they are unpacked; all that is read or written beside the cache stays in the first-level
 //! cache. Many rows: K and V of the block become f32 tiles (K transposed) and both products are one small matrix
-//! kernel, whose cost per row is lower and which pays for the tiles from about a dozen rows on.
+//! kernel, whose cost per row is lower and which pays for the tiles when there are enough rows.
 
 use super::{Attention, Rows};
 use crate::codec::plain::Plain;
 use crate::isa::{LevelBlock, Matrix, MatrixMut, Role, CELLS};
 use crate::tensor::Cells;
 
-/// Rows from which tiles of floats pay.
-const MANY_ROWS: usize = 12;
+/// Rows from which tiles of floats pay: measured with AVX-512 at head sizes 64 and 128, levels on both sides.
+const MANY_ROWS: usize = 48;
+/// The same where a side is stored as floats anyway.
+const MANY_ROWS_OF_FLOATS: usize = 12;
 
 /// The result of a row so far: maximum score, sum of weights, weighted sum of values.
 pub(super) struct RowState<'a> {
@@ -164,7 +166,9 @@ impl<'a> Tile<'a> {
 
     /// By the whole op, not by the tile: the rows of a shorter last tile are worked on like the others.
     fn many(&self) -> bool {
-        self.attention.queries() * self.attention.group >= MANY_ROWS
+        let a = self.attention;
+        let levels = a.k.has_levels() && a.v.has_levels();
+        a.queries() * a.group >= if levels { MANY_ROWS } else { MANY_ROWS_OF_FLOATS }
     }
 
     /// Attends to cells first..first+n, n <= CELLS.

@@ -74,6 +74,26 @@ impl Simd for F32x16 {
         unsafe { F32x16(_mm256_mul_ps(self.0, b.0), _mm256_mul_ps(self.1, b.1)) }
     }
     #[inline(always)]
+    fn over(self, b: Self) -> Self {
+        unsafe { F32x16(_mm256_div_ps(self.0, b.0), _mm256_div_ps(self.1, b.1)) }
+    }
+    #[inline(always)]
+    fn plus(self, b: Self) -> Self {
+        unsafe { F32x16(_mm256_add_ps(self.0, b.0), _mm256_add_ps(self.1, b.1)) }
+    }
+    #[inline(always)]
+    fn minus(self, b: Self) -> Self {
+        unsafe { F32x16(_mm256_sub_ps(self.0, b.0), _mm256_sub_ps(self.1, b.1)) }
+    }
+    #[inline(always)]
+    fn times_power_of_two(self, n: Self) -> Self {
+        unsafe {
+            let exponent = |n: __m256| _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
+            let add = |a: __m256, n: __m256| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent(n)));
+            F32x16(add(self.0, n.0), add(self.1, n.1))
+        }
+    }
+    #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {
         unsafe { F32x16(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
     }
@@ -350,6 +370,17 @@ unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, weights: *const f3
                 add_weighted(&mut sums, x, weights.add(c), CELLS);
             }
             store_sums(sums, MatrixMut(acc.add(at), width));
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn expand(v: LevelBlock, n: usize, out: *mut f32) {
+    for at in (0..n * v.width).step_by(8) {
+        // SAFETY: eight values of a row, whose width is a multiple of eight; a group is never smaller.
+        unsafe {
+            let l = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(v.levels.add(at).cast())));
+            _mm256_storeu_ps(out.add(at), _mm256_mul_ps(l, _mm256_set1_ps(*v.scales.add(at / 4))));
         }
     }
 }

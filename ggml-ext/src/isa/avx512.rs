@@ -10,7 +10,7 @@ use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Role, CELLS};
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
 use crate::lanes::{Simd, LANES};
-use crate::rotation::Rotation;
+use crate::rotation::{Rotation, MAX_HEAD};
 use std::arch::x86_64::*;
 
 /// The table, where the CPU has the instructions.
@@ -74,6 +74,22 @@ impl Simd for F32x16 {
         F32x16(unsafe { _mm512_mul_ps(self.0, b.0) })
     }
     #[inline(always)]
+    fn over(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_div_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn plus(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_add_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn minus(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_sub_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn times_power_of_two(self, n: Self) -> Self {
+        F32x16(unsafe { _mm512_scalef_ps(self.0, n.0) })
+    }
+    #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {
         F32x16(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
     }
@@ -117,22 +133,30 @@ const BIAS: u8 = 0x80;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
 unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock) {
-    let flip = if role == Role::Dot { BIAS } else { 0 };
-    for c in 0..n {
-        // SAFETY: row c and cell c of the promised sizes.
-        unsafe {
-            let (row, levels) = (data.add(c * stride), out.levels.add(c * out.width));
-            let scales = out.scales.add(c * out.width / 4);
-            match rows {
-                LevelRows::Srft(f) => match f.bits() {
-                    8 => unpack_srft::<8>(f, row, levels, scales, flip),
-                    4 => unpack_srft::<4>(f, row, levels, scales, flip),
-                    3 => unpack_srft::<3>(f, row, levels, scales, flip),
-                    _ => unpack_srft::<2>(f, row, levels, scales, flip),
-                },
-                LevelRows::Q8_0(size) => unpack_blocks::<8>(size, out.width, row, levels, scales, flip),
-                LevelRows::Q4_0(size) => unpack_blocks::<4>(size, out.width, row, levels, scales, flip),
-            }
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        if role == Role::Weigh {
+            return unpack_pairs(rows, data, stride, n, out);
+        }
+        let flip = if role == Role::Dot { BIAS } else { 0 };
+        unpack_plain(rows, data, stride, n, flip, out);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn unpack_plain(rows: LevelRows, data: *const u8, stride: usize, n: usize, flip: u8, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match rows {
+            LevelRows::Srft(f) => match f.bits() {
+                8 => unpack_srft::<8>(f, data, stride, n, flip, out),
+                4 => unpack_srft::<4>(f, data, stride, n, flip, out),
+                3 => unpack_srft::<3>(f, data, stride, n, flip, out),
+                _ => unpack_srft::<2>(f, data, stride, n, flip, out),
+            },
+            LevelRows::Q8_0(size) => unpack_blocks::<8>(size, data, stride, n, flip, out),
+            LevelRows::Q4_0(size) => unpack_blocks::<4>(size, data, stride, n, flip, out),
         }
     }
 }
@@ -159,55 +183,190 @@ const fn code_bytes(bits: u32, c: usize) -> usize {
     bits as usize * c / 8
 }
 
+/// The levels of a whole chunk.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn levels_64<const BITS: u32>(codes: *const u8, table: __m512i, flips: __m512i) -> __m512i {
+    // SAFETY: the chunk's bytes.
+    unsafe {
+        match BITS {
+            8 => _mm512_xor_si512(_mm512_loadu_si512(codes.cast()), flips),
+            _ => _mm512_shuffle_epi8(table, codes_64::<BITS>(codes)),
+        }
+    }
+}
+
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-unsafe fn unpack_srft<const BITS: u32>(f: Srft, row: *const u8, levels: *mut i8, scales: *mut f32, flip: u8) {
+unsafe fn unpack_srft<const BITS: u32>(f: Srft, data: *const u8, stride: usize, n: usize, flip: u8, out: LevelBlock) {
     let table = table::<BITS>(flip);
     let flips = _mm512_set1_epi8(flip as i8);
-    let wide = f.group() == 32;
-    // SAFETY: offsets stay inside the row and the padded buffers; eight bytes of scales never reach past the row's end,
-    // because at least as many bytes of codes follow the scales.
-    unsafe {
-        let body = row.add(f.scale_bytes());
-        for chunk in 0..f.size() / 64 {
-            let codes = body.add(chunk * code_bytes(BITS, 64));
-            let l = match BITS {
-                8 => _mm512_xor_si512(_mm512_loadu_si512(codes.cast()), flips),
-                _ => _mm512_shuffle_epi8(table, codes_64::<BITS>(codes)),
-            };
-            _mm512_storeu_si512(levels.add(chunk * 64).cast(), l);
-            lane_scales(row, chunk, wide, scales.add(chunk * 16));
+    let (wide, chunks, tail) = (f.group() == 32, f.size() / 64, f.size() % 64);
+    for c in 0..n {
+        // SAFETY: offsets stay inside the row and the padded buffers; eight bytes of scales never reach past the row's
+        // end, because at least as many bytes of codes follow the scales.
+        unsafe {
+            let (row, levels) = (data.add(c * stride), out.levels.add(c * out.width));
+            let scales = out.scales.add(c * out.width / 4);
+            let body = row.add(f.scale_bytes());
+            for chunk in 0..chunks {
+                let l = levels_64::<BITS>(body.add(chunk * code_bytes(BITS, 64)), table, flips);
+                _mm512_storeu_si512(levels.add(chunk * 64).cast(), l);
+                lane_scales(row, chunk, wide, scales.add(chunk * 16));
+            }
+            if tail != 0 {
+                unpack_tail::<BITS>(f, row, levels, scales, table, flip);
+            }
         }
-        let tail = f.size() % 64;
-        if tail != 0 {
-            let start = f.size() - tail;
-            let mut codes = body.add(start * BITS as usize / 8);
-            let mut l = [flip; 64];
-            if tail >= 32 {
-                let x = match BITS {
-                    8 => _mm256_xor_si256(_mm256_loadu_si256(codes.cast()), _mm512_castsi512_si256(flips)),
-                    _ => _mm256_shuffle_epi8(_mm512_castsi512_si256(table), codes_32::<BITS>(codes)),
-                };
-                _mm256_storeu_si256(l.as_mut_ptr().cast(), x);
-                codes = codes.add(code_bytes(BITS, 32));
+    }
+}
+
+/// The values behind the last whole chunk, padded to one.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn unpack_tail<const BITS: u32>(
+    f: Srft,
+    row: *const u8,
+    levels: *mut i8,
+    scales: *mut f32,
+    table: __m512i,
+    flip: u8,
+) {
+    let flips = _mm512_set1_epi8(flip as i8);
+    let tail = f.size() % 64;
+    let start = f.size() - tail;
+    // SAFETY: as in unpack_srft.
+    unsafe {
+        let mut codes = row.add(f.scale_bytes() + start * BITS as usize / 8);
+        let mut l = [flip; 64];
+        if tail >= 32 {
+            let x = match BITS {
+                8 => _mm256_xor_si256(_mm256_loadu_si256(codes.cast()), _mm512_castsi512_si256(flips)),
+                _ => _mm256_shuffle_epi8(_mm512_castsi512_si256(table), codes_32::<BITS>(codes)),
+            };
+            _mm256_storeu_si256(l.as_mut_ptr().cast(), x);
+            codes = codes.add(code_bytes(BITS, 32));
+        }
+        if !tail.is_multiple_of(32) {
+            let x = match BITS {
+                8 => _mm_xor_si128(_mm_loadu_si128(codes.cast()), _mm512_castsi512_si128(flips)),
+                _ => _mm_shuffle_epi8(_mm512_castsi512_si128(table), codes_16::<BITS>(codes)),
+            };
+            _mm_storeu_si128(l.as_mut_ptr().add(tail & 32).cast(), x);
+        }
+        _mm512_storeu_si512(levels.add(start).cast(), _mm512_loadu_si512(l.as_ptr().cast()));
+        // Fewer than four scales may be left: take them one by one.
+        let mut of_lane = [0.0f32; 16];
+        for (lane, s) in of_lane[..tail / 4].iter_mut().enumerate() {
+            let g = (start + lane * 4) / f.group();
+            let stored = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(row.add(2 * g).cast::<u16>().read_unaligned())));
+            let x = _mm_cvtss_f32(stored);
+            *s = if x.is_finite() { x / SCALE_UNIT } else { 0.0 };
+        }
+        _mm512_storeu_ps(scales.add(start / 4), _mm512_loadu_ps(of_lane.as_ptr()));
+    }
+}
+
+/// Four cells at a time, in the form that [`weigh_levels`] reads:
+///
+/// ```text
+/// levels  per pair of cells, width slices of 16 values: a0 b0 a1 b1 … a15 b15
+/// scales  per four cells, width slices of 16 values: the scale of that slice in each of the four
+/// ```
+///
+/// so that 16-bit products of two cells at a time need no shuffle, and weights are multiplied by scales four cells at once.
+/// Cells beyond n count as zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn unpack_pairs(rows: LevelRows, data: *const u8, stride: usize, n: usize, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match rows {
+            LevelRows::Srft(f) if f.size().is_multiple_of(64) => match f.bits() {
+                8 => pairs_srft::<8>(f, data, stride, n, out),
+                4 => pairs_srft::<4>(f, data, stride, n, out),
+                3 => pairs_srft::<3>(f, data, stride, n, out),
+                _ => pairs_srft::<2>(f, data, stride, n, out),
+            },
+            _ => pairs_any(rows, data, stride, n, out),
+        }
+    }
+}
+
+/// Stores the levels of one chunk of two cells.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn store_pair(a: __m512i, b: __m512i, out: *mut i8) {
+    let (low, high) = (_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b));
+    // Slice i is in lane i of both.
+    let first = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high);
+    let second = _mm512_permutex2var_epi64(low, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), high);
+    // SAFETY: 128 bytes of the block.
+    unsafe {
+        _mm512_storeu_si512(out.cast(), first);
+        _mm512_storeu_si512(out.add(64).cast(), second);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn pairs_srft<const BITS: u32>(f: Srft, data: *const u8, stride: usize, n: usize, out: LevelBlock) {
+    let table = table::<BITS>(0);
+    let zero = _mm512_setzero_si512();
+    let order = _mm512_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7);
+    for c in (0..n).step_by(4) {
+        // SAFETY: rows c.. below n; four cells of the block, whose room is a multiple of four.
+        unsafe {
+            // Rows beyond n are stood in for by the last one and given no scale.
+            let at = |i: usize| data.add((c + i).min(n - 1) * stride);
+            let cells = [at(0), at(1), at(2), at(3)];
+            let there = _cvtu32_mask16(0x1111 * ((1u32 << (n - c).min(4)) - 1));
+            for chunk in 0..f.size() / 64 {
+                let codes = f.scale_bytes() + chunk * code_bytes(BITS, 64);
+                let mut l = [zero; 4];
+                for (l, cell) in l.iter_mut().zip(cells) {
+                    *l = levels_64::<BITS>(cell.add(codes), table, zero);
+                }
+                store_pair(l[0], l[1], out.levels.add(c * out.width + chunk * 128));
+                store_pair(l[2], l[3], out.levels.add((c + 2) * out.width + chunk * 128));
+                // Two scales a cell: head sizes of whole chunks have groups of 32.
+                let two = |cell: *const u8| cell.add(4 * chunk).cast::<i32>().read_unaligned();
+                let stored = _mm_setr_epi32(two(cells[0]), two(cells[1]), two(cells[2]), two(cells[3]));
+                let x = _mm512_permutexvar_ps(order, _mm512_castps256_ps512(_mm256_cvtph_ps(stored)));
+                let good = _kandn_mask16(_mm512_fpclass_ps_mask::<0x99>(x), there);
+                let x = _mm512_maskz_mul_ps(good, x, _mm512_set1_ps(1.0 / SCALE_UNIT));
+                _mm512_storeu_ps(out.scales.add(c * out.width / 16 + chunk * 16), x);
             }
-            if !tail.is_multiple_of(32) {
-                let x = match BITS {
-                    8 => _mm_xor_si128(_mm_loadu_si128(codes.cast()), _mm512_castsi512_si128(flips)),
-                    _ => _mm_shuffle_epi8(_mm512_castsi512_si128(table), codes_16::<BITS>(codes)),
-                };
-                _mm_storeu_si128(l.as_mut_ptr().add(tail & 32).cast(), x);
+        }
+    }
+}
+
+/// The same for every other kind of row, by way of the plain form.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn pairs_any(rows: LevelRows, data: *const u8, stride: usize, n: usize, out: LevelBlock) {
+    let (mut levels, mut scales) = ([0i8; 4 * MAX_HEAD], [0.0f32; MAX_HEAD]);
+    for c in (0..n).step_by(4) {
+        let count = (n - c).min(4);
+        levels.fill(0);
+        scales.fill(0.0);
+        let plain = LevelBlock { levels: levels.as_mut_ptr(), scales: scales.as_mut_ptr(), width: out.width };
+        // SAFETY: rows c..c+count; four cells of the block; rows are no wider than MAX_HEAD.
+        unsafe {
+            unpack_plain(rows, data.add(c * stride), stride, count, 0, plain);
+            for chunk in 0..out.width / 64 {
+                for pair in 0..2 {
+                    let of = |i: usize| {
+                        _mm512_loadu_si512(levels.as_ptr().add((2 * pair + i) * out.width + chunk * 64).cast())
+                    };
+                    store_pair(of(0), of(1), out.levels.add((c + 2 * pair) * out.width + chunk * 128));
+                }
+                for lane in 0..16 {
+                    let (slice, cell) = (chunk * 4 + lane / 4, lane % 4);
+                    *out.scales.add(c * out.width / 16 + chunk * 16 + lane) =
+                        scales[(cell * out.width + slice * 16) / 4];
+                }
             }
-            _mm512_storeu_si512(levels.add(start).cast(), _mm512_loadu_si512(l.as_ptr().cast()));
-            // The last chunk may hold fewer than four scales: take them one by one.
-            let mut of_lane = [0.0f32; 16];
-            for (lane, s) in of_lane[..tail / 4].iter_mut().enumerate() {
-                let g = (start + lane * 4) / f.group();
-                let stored = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(row.add(2 * g).cast::<u16>().read_unaligned())));
-                let x = _mm_cvtss_f32(stored);
-                *s = if x.is_finite() { x / SCALE_UNIT } else { 0.0 };
-            }
-            _mm512_storeu_ps(scales.add(start / 4), _mm512_loadu_ps(of_lane.as_ptr()));
         }
     }
 }
@@ -299,34 +458,38 @@ unsafe fn codes_16<const BITS: u32>(p: *const u8) -> __m128i {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 unsafe fn unpack_blocks<const BITS: u32>(
     size: usize,
-    width: usize,
-    row: *const u8,
-    levels: *mut i8,
-    scales: *mut f32,
+    data: *const u8,
+    stride: usize,
+    n: usize,
     flip: u8,
+    out: LevelBlock,
 ) {
-    // SAFETY: block b of the row; the buffers are `width` wide.
-    unsafe {
-        for b in 0..size / BLOCK {
-            let block = row.add(b * (2 + code_bytes(BITS, BLOCK)));
-            let l = if BITS == 8 {
-                _mm256_loadu_si256(block.add(2).cast())
-            } else {
-                let codes = codes_32::<4>(block.add(2));
-                _mm256_sub_epi8(codes, _mm256_set1_epi8(8))
-            };
-            let l = _mm256_xor_si256(l, _mm256_set1_epi8(flip as i8));
-            _mm256_storeu_si256(levels.add(b * BLOCK).cast(), l);
-            let scale = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(block.cast::<u16>().read_unaligned())));
-            let x = _mm256_broadcastss_ps(scale);
-            let bad = _mm256_fpclass_ps_mask::<0x99>(x);
-            _mm256_storeu_ps(scales.add(b * BLOCK / 4), _mm256_maskz_mov_ps(!bad, x));
-        }
-        for i in size..width {
-            *levels.add(i) = flip as i8;
-        }
-        for i in size / 4..width / 4 {
-            *scales.add(i) = 0.0;
+    for c in 0..n {
+        // SAFETY: block b of row c; the buffers are `width` wide.
+        unsafe {
+            let (row, levels) = (data.add(c * stride), out.levels.add(c * out.width));
+            let scales = out.scales.add(c * out.width / 4);
+            for b in 0..size / BLOCK {
+                let block = row.add(b * (2 + code_bytes(BITS, BLOCK)));
+                let l = if BITS == 8 {
+                    _mm256_loadu_si256(block.add(2).cast())
+                } else {
+                    let codes = codes_32::<4>(block.add(2));
+                    _mm256_sub_epi8(codes, _mm256_set1_epi8(8))
+                };
+                let l = _mm256_xor_si256(l, _mm256_set1_epi8(flip as i8));
+                _mm256_storeu_si256(levels.add(b * BLOCK).cast(), l);
+                let scale = _mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(block.cast::<u16>().read_unaligned())));
+                let x = _mm256_broadcastss_ps(scale);
+                let bad = _mm256_fpclass_ps_mask::<0x99>(x);
+                _mm256_storeu_ps(scales.add(b * BLOCK / 4), _mm256_maskz_mov_ps(!bad, x));
+            }
+            for i in size..out.width {
+                *levels.add(i) = flip as i8;
+            }
+            for i in size / 4..out.width / 4 {
+                *scales.add(i) = 0.0;
+            }
         }
     }
 }
@@ -469,47 +632,100 @@ macro_rules! by_rows {
     }};
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
+/// Weights times scales become 16-bit numbers, so that `vpdpwssd` takes two cells at once and levels need no conversion to
+/// floats: half the multiplications and a third of the other instructions of the float way. What a row loses is 1/65534
+/// of its largest weight times scale in the block, two orders below what 8-bit queries leave.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
 unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
-    by_rows!(rows, |first, COUNT| {
-        // SAFETY: rows first..first+COUNT of weights and acc.
-        unsafe { weigh_rows::<COUNT>(v, n, weights.add(first * CELLS), acc.add(first * v.width)) }
-    });
+    let bundles = n.div_ceil(4);
+    let mut top = _mm512_setzero_ps();
+    // SAFETY: the scales of `bundles` times four cells; rows of weights and acc.
+    unsafe {
+        for i in (0..bundles * v.width / 4).step_by(16) {
+            top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(v.scales.add(i))));
+        }
+        let top = _mm512_reduce_max_ps(top);
+        // Every scale is zero, or so close to it that no weight can bring it back.
+        if top < 1e-30 {
+            return;
+        }
+        by_rows!(rows, |first, COUNT| weigh_rows::<COUNT>(
+            v,
+            bundles,
+            top,
+            weights.add(first * CELLS),
+            acc.add(first * v.width)
+        ));
+    }
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
-unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, weights: *const f32, acc: *mut f32) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
+unsafe fn weigh_rows<const H: usize>(v: LevelBlock, bundles: usize, top: f32, weights: *const f32, acc: *mut f32) {
     let width = v.width;
-    for at in (0..width).step_by(64) {
-        // SAFETY: 64 values of n cells and of H rows.
-        unsafe {
-            let mut sums = [[_mm512_setzero_ps(); 4]; H];
-            for (h, sums) in sums.iter_mut().enumerate() {
-                for (i, s) in sums.iter_mut().enumerate() {
-                    *s = _mm512_loadu_ps(acc.add(h * width + at + 16 * i));
+    // Sixteen 16-bit weights per row and bundle: four slices of four cells.
+    let mut short = [[_mm256_setzero_si256(); H]; CELLS / 4];
+    let mut unit = [0.0f32; H];
+    // SAFETY: H rows of CELLS weights, `width` sums each; four cells of each bundle.
+    unsafe {
+        let mut scaled = [[0.0f32; CELLS]; H];
+        for h in 0..H {
+            let w = weights.add(h * CELLS);
+            let mut most = _mm512_setzero_ps();
+            for i in (0..bundles * 4).step_by(16) {
+                most = _mm512_max_ps(most, _mm512_loadu_ps(w.add(i)));
+            }
+            let largest = _mm512_reduce_max_ps(most) * top;
+            let factor = if largest > 1e-30 { 32767.0 / largest } else { 0.0 };
+            unit[h] = if largest > 1e-30 { largest / 32767.0 } else { 0.0 };
+            for i in (0..CELLS).step_by(16) {
+                let x = _mm512_mul_ps(_mm512_loadu_ps(w.add(i)), _mm512_set1_ps(factor));
+                _mm512_storeu_ps(scaled[h].as_mut_ptr().add(i), x);
+            }
+        }
+        for at in (0..width).step_by(64) {
+            for (b, short) in short[..bundles].iter_mut().enumerate() {
+                let scales = _mm512_loadu_ps(v.scales.add(b * width / 4 + at / 4));
+                for h in 0..H {
+                    let w = _mm512_broadcast_f32x4(_mm_loadu_ps(scaled[h].as_ptr().add(4 * b)));
+                    short[h] = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(w, scales)));
                 }
             }
-            for c in 0..n {
-                let levels = v.levels.add(c * width + at);
-                let scales = v.scales.add((c * width + at) / 4);
-                let mut x = [_mm512_setzero_ps(); 4];
-                for (i, x) in x.iter_mut().enumerate() {
-                    let l = _mm512_cvtepi8_epi32(_mm_loadu_si128(levels.add(16 * i).cast()));
-                    *x = _mm512_mul_ps(_mm512_cvtepi32_ps(l), _mm512_set1_ps(*scales.add(4 * i)));
-                }
-                for (h, sums) in sums.iter_mut().enumerate() {
-                    let w = _mm512_set1_ps(*weights.add(h * CELLS + c));
-                    for (s, x) in sums.iter_mut().zip(x) {
-                        *s = _mm512_fmadd_ps(x, w, *s);
+            let mut sums = [[_mm512_setzero_si512(); 4]; H];
+            for (b, short) in short[..bundles].iter().enumerate() {
+                for pair in 0..2 {
+                    let levels = v.levels.add((4 * b + 2 * pair) * width + 2 * at);
+                    let mut x = [_mm512_setzero_si512(); 4];
+                    for (i, x) in x.iter_mut().enumerate() {
+                        *x = _mm512_cvtepi8_epi16(_mm256_loadu_si256(levels.add(32 * i).cast()));
+                    }
+                    for h in 0..H {
+                        // Dword 2i + pair of a bundle's weights: slice i, this pair of cells.
+                        let w = short[h..].as_ptr().cast::<i32>().add(pair);
+                        for i in 0..4 {
+                            sums[h][i] = _mm512_dpwssd_epi32(sums[h][i], x[i], _mm512_set1_epi32(*w.add(2 * i)));
+                        }
                     }
                 }
             }
-            for (h, sums) in sums.iter().enumerate() {
-                for (i, s) in sums.iter().enumerate() {
-                    _mm512_storeu_ps(acc.add(h * width + at + 16 * i), *s);
+            for h in 0..H {
+                for i in 0..4 {
+                    let to = acc.add(h * width + at + 16 * i);
+                    let sum = _mm512_cvtepi32_ps(sums[h][i]);
+                    _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, _mm512_set1_ps(unit[h]), _mm512_loadu_ps(to)));
                 }
             }
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn expand(v: LevelBlock, n: usize, out: *mut f32) {
+    for at in (0..n * v.width).step_by(16) {
+        // SAFETY: sixteen values of a row, whose width is a multiple of sixteen; a group is never smaller.
+        unsafe {
+            let l = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(v.levels.add(at).cast())));
+            _mm512_storeu_ps(out.add(at), _mm512_mul_ps(l, _mm512_set1_ps(*v.scales.add(at / 4))));
         }
     }
 }

@@ -4,7 +4,8 @@
 //! the instruction set is made once, when the table is picked. [`scalar`] defines every result; the others agree with it
 //! bit for bit on codes and levels and, because sums keep the order of [`crate::lanes`], on nearly all floats.
 //!
-//! A row of levels unpacks to the same shape whatever its type, which is what keeps attention free of codecs:
+//! A row of levels unpacks to the same shape whatever its type, which is what keeps attention free of codecs (an
+//! instruction set may arrange the same buffers otherwise for its own products, see [`Role`]):
 //!
 //! ```text
 //! levels  i8  x width       value = level * scale, zero beyond the head size; width = head size rounded up to 64
@@ -36,8 +37,10 @@ pub const fn padded(size: usize) -> usize {
 pub enum Role {
     /// For [`Kernels::dot_levels`].
     Dot,
-    /// For [`Kernels::weigh_levels`] and [`Kernels::expand`]: plain signed levels.
+    /// For [`Kernels::weigh_levels`].
     Weigh,
+    /// For [`Kernels::expand`]: signed levels, as described above.
+    Expand,
 }
 
 /// Rows that unpack to levels.
@@ -186,13 +189,8 @@ macro_rules! compile_portable_kernels {
             unsafe { scalar::dot_floats(k, width, n, q, rows, out) }
         }
         #[target_feature(enable = $feature)]
-        unsafe fn expand(v: LevelBlock, n: usize, out: *mut f32) {
-            // SAFETY: the caller's promise is passed on.
-            unsafe { scalar::expand(v, n, out) }
-        }
-        #[target_feature(enable = $feature)]
         unsafe fn softcap(scores: &mut [f32; CELLS], cap: f32) {
-            scalar::softcap(scores, cap)
+            scalar::softcap::<$simd>(scores, cap)
         }
         #[target_feature(enable = $feature)]
         unsafe fn mask_scores(scores: &mut [f32; CELLS], mask: Option<&[f32; CELLS]>, slope: f32) -> f32 {
@@ -204,7 +202,7 @@ macro_rules! compile_portable_kernels {
         }
         #[target_feature(enable = $feature)]
         unsafe fn exponentials(scores: &mut [f32; CELLS], max: f32) -> f32 {
-            scalar::exponentials(scores, max)
+            scalar::exponentials::<$simd>(scores, max)
         }
     };
 }

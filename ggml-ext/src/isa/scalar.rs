@@ -23,9 +23,9 @@ pub static KERNELS: Kernels = Kernels {
     expand,
     gemm64,
     transpose,
-    softcap: |s, c| softcap(s, c),
+    softcap: |s, c| softcap::<Lanes>(s, c),
     mask_scores: |s, m, slope| mask_scores(s, m, slope),
-    exponentials: |s, m| exponentials(s, m),
+    exponentials: |s, m| exponentials::<Lanes>(s, m),
     scale: |x, f| scale(x, f),
 };
 
@@ -265,10 +265,13 @@ pub unsafe fn transpose(x: *const f32, width: usize, out: *mut f32) {
 
 /// See [`Kernels::softcap`]: tanh(x) = (1 - e) / (1 + e) with e = exp(-2 |x|).
 #[inline(always)]
-pub fn softcap(scores: &mut [f32; CELLS], cap: f32) {
-    for s in scores {
-        let e = exp_nonpositive(-2.0 * s.abs());
-        *s = ((1.0 - e) / (1.0 + e) * cap).copysign(*s);
+pub fn softcap<S: Simd>(scores: &mut [f32; CELLS], cap: f32) {
+    let one = S::splat(1.0);
+    for s in scores.chunks_exact_mut(LANES) {
+        let x = S::load(s);
+        let e = exp_nonpositive(x.abs().times(S::splat(-2.0)));
+        let y = one.minus(e).over(one.plus(e)).times(S::splat(cap));
+        S::splat(0.0).above(x, y.times(S::splat(-1.0)), y).store(s);
     }
 }
 
@@ -298,15 +301,12 @@ pub fn scale(x: &mut [f32], factor: f32) {
 
 /// See [`Kernels::exponentials`].
 #[inline(always)]
-pub fn exponentials(scores: &mut [f32; CELLS], max: f32) -> f32 {
-    let mut sum = Lanes::ZERO;
+pub fn exponentials<S: Simd>(scores: &mut [f32; CELLS], max: f32) -> f32 {
+    let mut sum = S::splat(0.0);
     for s in scores.chunks_exact_mut(LANES) {
-        let mut e = [0.0; LANES];
-        for (e, s) in e.iter_mut().zip(&*s) {
-            *e = exp_nonpositive(*s - max);
-        }
-        Lanes(e).store(s);
-        sum = Lanes(e).fma(Lanes::splat(1.0), sum);
+        let e = exp_nonpositive(S::load(s).minus(S::splat(max)));
+        e.store(s);
+        sum = sum.plus(e);
     }
     sum.sum()
 }

