@@ -248,9 +248,10 @@ fn row_format(id: i32, n: i64) -> Option<(Srft, usize)> {
     (n % c.head_size == 0).then(|| (c.format(), n / c.head_size))
 }
 
-unsafe fn encode_rows(id: i32, src: *const f32, dst: *mut u8, n: i64, kernels: &isa::Kernels) -> bool {
+unsafe fn encode_rows(id: i32, src: *const f32, dst: *mut u8, n: i64, kernels: fn() -> &'static isa::Kernels) -> bool {
     guarded(false, || {
         let Some((f, rows)) = row_format(id, n) else { return false };
+        let kernels = kernels();
         for r in 0..rows {
             // SAFETY: the caller promises n values and as many rows of bytes.
             unsafe {
@@ -268,7 +269,7 @@ unsafe fn encode_rows(id: i32, src: *const f32, dst: *mut u8, n: i64, kernels: &
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_encode(id: i32, src: *const f32, dst: *mut u8, n: i64) -> bool {
     // SAFETY: the caller's promise is passed on.
-    unsafe { encode_rows(id, src, dst, n, isa::kernels()) }
+    unsafe { encode_rows(id, src, dst, n, isa::kernels) }
 }
 
 /// # Safety
@@ -276,7 +277,7 @@ pub unsafe extern "C" fn ggml_ext_encode(id: i32, src: *const f32, dst: *mut u8,
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_encode_ref(id: i32, src: *const f32, dst: *mut u8, n: i64) -> bool {
     // SAFETY: the caller's promise is passed on.
-    unsafe { encode_rows(id, src, dst, n, &isa::scalar::KERNELS) }
+    unsafe { encode_rows(id, src, dst, n, || &isa::scalar::KERNELS) }
 }
 
 /// # Safety
@@ -346,15 +347,17 @@ unsafe fn attention_step(
         let a = Attention::new(op)?;
         let (ith, nth) = (ith as usize, nth as usize);
         let need = a.work_size(nth);
-        if work.is_null() || work_size < need {
-            return Err(format!("attention needs {need} bytes of work memory, got {work_size}"));
+        // SAFETY: the caller promises tensors as described; the work memory is checked before it is used.
+        unsafe {
+            if work.is_null() || work_size < need {
+                a.poison(ith, nth, None);
+                return Err(format!("attention needs {need} bytes of work memory, got {work_size}"));
+            }
+            catch_unwind(AssertUnwindSafe(|| step(&a, ith, nth, work))).map_err(|_| {
+                a.poison(ith, nth, Some(work));
+                "attention failed; its result is NaN".to_string()
+            })
         }
-        // SAFETY: the caller promises tensors as described; the work memory was checked.
-        catch_unwind(AssertUnwindSafe(|| unsafe { step(&a, ith, nth, work) })).map_err(|_| {
-            // SAFETY: as above.
-            unsafe { a.poison() };
-            "attention failed; its result is NaN".to_string()
-        })
     };
     report(attempt)
 }

@@ -14,12 +14,14 @@ int main(int argc, char ** argv) {
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--quick") == 0) {
             quick = true;
+        } else if (strcmp(argv[i], "--soak") == 0) {
+            quick = false; // the full list is the long form
         } else if (strcmp(argv[i], "--verbose") == 0) {
             verbose = true;
         } else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc) {
             filter = argv[++i];
         } else {
-            fprintf(stderr, "usage: %s [--quick] [--verbose] [--filter TEXT]\n", argv[0]);
+            fprintf(stderr, "usage: %s [--quick | --soak] [--verbose] [--filter TEXT]\n", argv[0]);
             return 2;
         }
     }

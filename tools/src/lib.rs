@@ -7,6 +7,7 @@ pub mod bench;
 pub mod build_tree;
 pub mod cache;
 pub mod compare;
+pub mod counts;
 pub mod cpu;
 pub mod fetch;
 pub mod model;

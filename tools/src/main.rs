@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv::source::{self, Source};
-use kv::{bench, build_tree, compare, patch, project_root, run, suite, types};
+use kv::{bench, build_tree, compare, counts, patch, project_root, run, suite, types};
 
 const ENVIRONMENT: &str = "\
 Environment:
@@ -61,6 +61,9 @@ enum Verb {
         #[arg(long, value_name = "DIR")]
         llama_cpp: Option<PathBuf>,
     },
+    /// The program whose instructions `test` counts
+    #[command(hide = true)]
+    CountLoops { way: String, only: String },
     /// llama-cli, llama-server, llama-perplexity, llama-bench, …: `cargo kv llama-cli -- ARGUMENTS`
     #[command(external_subcommand)]
     Tool(Vec<OsString>),
@@ -101,6 +104,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
             };
             println!("{}", source::patched(&Source::choose(tree, llama_cpp)?)?.dir.display());
         }
+        Verb::CountLoops { way, only } => counts::serve(&way, &only)?,
         Verb::Tool(words) => run::tool(&words)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -272,20 +272,23 @@ impl<'a> Attention<'a> {
         }
     }
 
-    /// Fills the share of a thread with NaN: a failure must show.
+    /// Makes the share of a thread NaN, in the partial results where there are such: a failure must show.
     ///
     /// # Safety
-    /// As [`Attention::compute`].
-    pub unsafe fn poison(&self) {
-        for stream in 0..self.streams() {
-            for token in 0..self.queries() {
-                for head in 0..self.heads() {
-                    // SAFETY: a row of the result.
-                    unsafe {
-                        let row = self.op.dst.row(head, token, stream).cast::<f32>();
-                        std::slice::from_raw_parts_mut(row, self.op.dst.n(0)).fill(f32::NAN);
-                    }
-                }
+    /// As [`Attention::compute`]; without `work` the rows of the result itself are written.
+    pub unsafe fn poison(&self, ith: usize, nth: usize, work: Option<*mut u8>) {
+        let rows = self.streams() * self.queries() * self.heads();
+        // SAFETY: this thread's partials, or its rows of the result.
+        unsafe {
+            if let Some(work) = work.filter(|_| self.splits_cells(nth)) {
+                let (_, partials) = self.work_parts(ith, nth, work);
+                let mine = partials.add(ith * rows * self.partial_len());
+                return std::slice::from_raw_parts_mut(mine, rows * self.partial_len()).fill(f32::NAN);
+            }
+            for at in (ith..rows).step_by(nth) {
+                let (head, token) = (at % self.heads(), at / self.heads() % self.queries());
+                let row = self.op.dst.row(head, token, at / self.heads() / self.queries()).cast::<f32>();
+                std::slice::from_raw_parts_mut(row, self.op.dst.n(0)).fill(f32::NAN);
             }
         }
     }

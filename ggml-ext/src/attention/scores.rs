@@ -11,7 +11,7 @@ const ROWS: usize = 16;
 /// Can `k` of ours be multiplied by `q`?
 pub fn mul_mat_supports(k: &Tensor, q: &Tensor) -> bool {
     k.concrete().is_some_and(|c| {
-        let sizes = k.n(0) == c.head_size && q.n(0) == c.head_size;
+        let sizes = k.n(0) == c.head_size && q.n(0) == c.head_size && k.nb[0] == c.row_bytes();
         sizes
             && q.is_float()
             && k.n(2) > 0

@@ -118,8 +118,8 @@ const PLAIN: Case = Case {
     masked: true,
 };
 
-/// Runs a case and returns the largest error relative to the norm of the f64 result.
-fn error(case: Case, kernels: &'static Kernels) -> f64 {
+/// Runs a case; returns the result and its largest error relative to the norm of the f64 result.
+fn run(case: Case, kernels: &'static Kernels) -> (Vec<f32>, f64) {
     let mut noise = Noise::new(case.cells as u64 * 31 + case.k_size as u64);
     let heads = case.kv_heads * case.group;
     let scale = 1.0 / (case.k_size as f32).sqrt();
@@ -210,16 +210,17 @@ fn error(case: Case, kernels: &'static Kernels) -> f64 {
                 continue;
             }
             let e: f64 = got.iter().zip(&out).map(|(&g, o)| (g as f64 - o / sum).powi(2)).sum::<f64>().sqrt();
+            assert!(e.is_finite(), "not finite: {case:?}");
             worst = worst.max(e / norm.max(1e-3));
         }
     }
-    worst
+    (dst, worst)
 }
 
 /// 8-bit queries leave about 0.6% of noise in the scores, 16-bit weights 0.01% in the sums; float rows have neither.
 fn check(case: Case) {
     for kernels in available() {
-        let e = error(case, kernels);
+        let e = run(case, kernels).1;
         let rows = case.queries * case.group;
         let float = |name: &str| matches!(name, "f32" | "f16");
         let bound = match rows {
@@ -229,6 +230,29 @@ fn check(case: Case) {
             _ => 1.5e-2,
         };
         assert!(e < bound, "{}: relative error {e} in {case:?}", kernels.name);
+    }
+}
+
+/// The fast paths against the definition, which rounds queries in the same way.
+#[test]
+fn every_instruction_set_agrees_with_scalar() {
+    for family in table::families() {
+        for size in [64, 80, 128, 256] {
+            for queries in [1, 5, 40] {
+                let sides = Case { k: family.name, v: family.name, k_size: size, v_size: size, queries, ..PLAIN };
+                for case in [sides, Case { sinks: true, softcap: 5.0, max_bias: 8.0, ..sides }] {
+                    let want = run(case, &crate::isa::scalar::KERNELS).0;
+                    for kernels in available() {
+                        let got = run(case, kernels).0;
+                        for (got, want) in got.chunks_exact(size).zip(want.chunks_exact(size)) {
+                            let error: f32 = got.iter().zip(want).map(|(a, b)| (a - b).powi(2)).sum();
+                            let norm: f32 = want.iter().map(|b| b * b).sum();
+                            assert!(error <= 1e-6 * norm, "{}: {} of {case:?}", kernels.name, (error / norm).sqrt());
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -171,6 +171,13 @@ impl<'a> Tile<'a> {
         a.queries() * a.group >= if levels { MANY_ROWS } else { MANY_ROWS_OF_FLOATS }
     }
 
+    /// Do K's levels meet 8-bit queries? Only after our rotation: without one a single large channel of the query
+    /// would take the precision of all the others.
+    fn dots_levels(&self) -> bool {
+        let k = &self.attention.k;
+        k.has_levels() && k.rotation.is_some() && !self.many()
+    }
+
     /// Attends to cells first..first+n, n <= CELLS.
     ///
     /// # Safety
@@ -191,7 +198,7 @@ impl<'a> Tile<'a> {
     unsafe fn prepare(&mut self) {
         let a = self.attention;
         let width = self.shape.k;
-        let as_floats = self.many() || !a.k.has_levels();
+        let as_floats = !self.dots_levels();
         let scale = if a.op.logit_softcap == 0.0 { a.op.scale } else { a.op.scale / a.op.logit_softcap };
         // SAFETY: rows r < count of the buffers.
         unsafe {
@@ -271,7 +278,7 @@ impl<'a> Tile<'a> {
         let block = LevelBlock { width: self.shape.k, ..scratch.block };
         // SAFETY: see attend.
         unsafe {
-            if a.k.has_levels() && !self.many() {
+            if self.dots_levels() {
                 a.k.levels(kernels, cells, Role::Dot, block);
                 let q_scales = std::slice::from_raw_parts(self.q_scale, self.count);
                 (kernels.dot_levels)(block, n, self.q8, q_scales, scratch.scores);
@@ -311,6 +318,9 @@ impl<'a> Tile<'a> {
                 let top = (a.kernels.mask_scores)(scores, mask, slope);
                 let old = *self.max.add(r);
                 if top == f32::NEG_INFINITY {
+                    if scores.iter().any(|s| s.is_nan()) {
+                        *self.sum.add(r) = f32::NAN;
+                    }
                     scores.fill(0.0);
                     continue;
                 }
@@ -343,16 +353,36 @@ impl<'a> Tile<'a> {
                 return;
             }
             a.v.floats(kernels, cells, block, scratch.floats);
-            // A cell that no row sees may hold anything, a NaN too: it must not reach the sums as 0 * NaN.
             for c in 0..n {
-                if (0..self.count).all(|r| *scratch.scores.add(r * CELLS + c) == 0.0) {
-                    std::slice::from_raw_parts_mut(scratch.floats.add(c * width), width).fill(0.0);
-                }
+                self.keep_apart(c, scratch);
             }
             for at in (0..width).step_by(64) {
                 let (w, v) = (Matrix(scratch.scores, CELLS), Matrix(scratch.floats.add(at), width));
                 (kernels.gemm64)(w, v, MatrixMut(self.acc.add(at), width), self.count, n);
             }
+        }
+    }
+
+    /// A value that is not finite must not reach the rows that do not see its cell, as 0 * NaN: such a cell is added row by
+    /// row and taken out of the product.
+    unsafe fn keep_apart(&self, cell: usize, scratch: &Scratch) {
+        let width = self.shape.v;
+        // SAFETY: cell `cell` of the block, rows below count.
+        unsafe {
+            let weight = |r: usize| *scratch.scores.add(r * CELLS + cell);
+            if (0..self.count).all(|r| weight(r) != 0.0) {
+                return;
+            }
+            let value = std::slice::from_raw_parts_mut(scratch.floats.add(cell * width), width);
+            if value.iter().all(|x| x.is_finite()) {
+                return;
+            }
+            for r in (0..self.count).filter(|&r| weight(r) != 0.0) {
+                for (i, x) in value.iter().enumerate() {
+                    *self.acc.add(r * width + i) += weight(r) * x;
+                }
+            }
+            value.fill(0.0);
         }
     }
 }

@@ -26,7 +26,8 @@
 //! sum(x^2) / sum(x q). The least-squares scale would have a slightly smaller error, but its reconstruction is
 //! biased towards zero, and attention averages noise away and bias not.
 //!
-//! What is not a number counts as 0 and what is beyond +-1e6 as +-1e6, so a bad row stays finite and harms no other.
+//! What is not a number counts as 0, what is beyond +-1e6 as +-1e6, and the scale saturates at f16's largest, so a bad row
+//! stays finite and harms no other.
 
 use crate::lanes::{round_even, Simd, LANES};
 use crate::rotation::{Rotation, HEAD_SIZES, MAX_HEAD};
@@ -41,7 +42,7 @@ pub const MAX_GROUPS: usize = MAX_HEAD / GROUP;
 pub const SCALE_UNIT: f32 = 128.0;
 
 const INPUT_LIMIT: f32 = 1e6;
-/// Groups below this would get a scale that f16 cannot hold.
+/// Groups below this are zero: f16 has no scale for them.
 const SMALLEST: f32 = 1e-9;
 
 /// A table and the search that belongs to it.

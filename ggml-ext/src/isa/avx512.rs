@@ -634,25 +634,27 @@ macro_rules! by_rows {
 
 /// Weights times scales become 16-bit numbers, so that `vpdpwssd` takes two cells at once and levels need no conversion to
 /// floats: half the multiplications and a third of the other instructions of the float way. What a row loses is 1/65534
-/// of its largest weight times scale in the block, two orders below what 8-bit queries leave.
+/// of the largest product of a cell's weight and scale in the block, far below what 8-bit queries leave.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
 unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
     let bundles = n.div_ceil(4);
-    let mut top = _mm512_setzero_ps();
+    // The largest scale of each cell: a sink has much weight and small values, and must not set the unit of the others.
+    let mut tops = [0.0f32; CELLS];
     // SAFETY: the scales of `bundles` times four cells; rows of weights and acc.
     unsafe {
-        for i in (0..bundles * v.width / 4).step_by(16) {
-            top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(v.scales.add(i))));
-        }
-        let top = _mm512_reduce_max_ps(top);
-        // Every scale is zero, or so close to it that no weight can bring it back.
-        if top < 1e-30 {
-            return;
+        for b in 0..bundles {
+            let mut top = _mm512_setzero_ps();
+            for i in (0..v.width / 4).step_by(16) {
+                top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(v.scales.add(b * v.width / 4 + i))));
+            }
+            let top = _mm256_max_ps(_mm512_castps512_ps256(top), _mm512_extractf32x8_ps::<1>(top));
+            let top = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps::<1>(top));
+            _mm_storeu_ps(tops.as_mut_ptr().add(4 * b), top);
         }
         by_rows!(rows, |first, COUNT| weigh_rows::<COUNT>(
             v,
             bundles,
-            top,
+            &tops,
             weights.add(first * CELLS),
             acc.add(first * v.width)
         ));
@@ -661,7 +663,13 @@ unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: usize
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
-unsafe fn weigh_rows<const H: usize>(v: LevelBlock, bundles: usize, top: f32, weights: *const f32, acc: *mut f32) {
+unsafe fn weigh_rows<const H: usize>(
+    v: LevelBlock,
+    bundles: usize,
+    tops: &[f32; CELLS],
+    weights: *const f32,
+    acc: *mut f32,
+) {
     let width = v.width;
     // Sixteen 16-bit weights per row and bundle: four slices of four cells.
     let mut short = [[_mm256_setzero_si256(); H]; CELLS / 4];
@@ -672,10 +680,12 @@ unsafe fn weigh_rows<const H: usize>(v: LevelBlock, bundles: usize, top: f32, we
         for h in 0..H {
             let w = weights.add(h * CELLS);
             let mut most = _mm512_setzero_ps();
-            for i in (0..bundles * 4).step_by(16) {
-                most = _mm512_max_ps(most, _mm512_loadu_ps(w.add(i)));
+            for i in (0..CELLS).step_by(16) {
+                let product = _mm512_mul_ps(_mm512_loadu_ps(w.add(i)), _mm512_loadu_ps(tops.as_ptr().add(i)));
+                most = _mm512_max_ps(most, product);
             }
-            let largest = _mm512_reduce_max_ps(most) * top;
+            let largest = _mm512_reduce_max_ps(most);
+            // Below this nothing is left in f32 either.
             let factor = if largest > 1e-30 { 32767.0 / largest } else { 0.0 };
             unit[h] = if largest > 1e-30 { largest / 32767.0 } else { 0.0 };
             for i in (0..CELLS).step_by(16) {

@@ -2,7 +2,7 @@
 //!
 //! A kernel works on a block of cells of one head, so one indirect call moves thousands of values and the choice of
 //! the instruction set is made once, when the table is picked. [`scalar`] defines every result; the others agree with it
-//! bit for bit on codes and levels and, because sums keep the order of [`crate::lanes`], on nearly all floats.
+//! bit for bit on codes, levels and scores, because sums keep the order of [`crate::lanes`], and closely on weighted sums.
 //!
 //! A row of levels unpacks to the same shape whatever its type, which is what keeps attention free of codecs (an
 //! instruction set may arrange the same buffers otherwise for its own products, see [`Role`]):
@@ -186,7 +186,7 @@ macro_rules! compile_portable_kernels {
         #[target_feature(enable = $feature)]
         unsafe fn dot_floats(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32) {
             // SAFETY: the caller's promise is passed on.
-            unsafe { scalar::dot_floats(k, width, n, q, rows, out) }
+            unsafe { scalar::dot_floats::<$simd>(k, width, n, q, rows, out) }
         }
         #[target_feature(enable = $feature)]
         unsafe fn softcap(scores: &mut [f32; CELLS], cap: f32) {

@@ -18,7 +18,7 @@ pub static KERNELS: Kernels = Kernels {
     widen,
     quantize_query,
     dot_levels,
-    dot_floats,
+    dot_floats: dot_floats::<Lanes>,
     weigh_levels,
     expand,
     gemm64,
@@ -120,10 +120,11 @@ pub unsafe fn quantize_query(q: &[f32], out: *mut i8, width: usize) -> f32 {
     }
     let largest = top.largest();
     out[q.len()..].fill(0);
-    // A query that is zero, or holds an infinity, has no 8-bit form: zero scores, or NaN ones as f32 would give.
-    if largest == 0.0 || !largest.is_finite() {
+    // A query that is zero or not finite has no 8-bit form: zero scores, or NaN ones as f32 would give.
+    let finite = q.iter().all(|x| x.is_finite());
+    if largest == 0.0 || !finite {
         out.fill(0);
-        return if largest == 0.0 { 0.0 } else { f32::NAN };
+        return if finite { 0.0 } else { f32::NAN };
     }
     let inverse = 127.0 / largest;
     for (o, &x) in out.iter_mut().zip(q) {
@@ -164,16 +165,16 @@ pub unsafe fn dot_levels(k: LevelBlock, n: usize, q: *const i8, q_scales: &[f32]
 /// # Safety
 /// As the shapes say.
 #[inline(always)]
-pub unsafe fn dot_floats(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32) {
+pub unsafe fn dot_floats<S: Simd>(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32) {
     for c in 0..n {
         for r in 0..rows {
             // SAFETY: cell c and row r, both `width` wide.
             unsafe {
                 let k = std::slice::from_raw_parts(k.add(c * width), width);
                 let q = std::slice::from_raw_parts(q.add(r * width), width);
-                let mut sum = Lanes::ZERO;
+                let mut sum = S::splat(0.0);
                 for (k, q) in k.chunks_exact(LANES).zip(q.chunks_exact(LANES)) {
-                    sum = Lanes::load(k).fma(Lanes::load(q), sum);
+                    sum = S::load(k).fma(S::load(q), sum);
                 }
                 *out.add(r * CELLS + c) = sum.sum();
             }

@@ -206,6 +206,37 @@ fn weighing_agrees_with_f64() {
     }
 }
 
+/// A cell with nearly all the weight and small values must not drown the others.
+#[test]
+fn weighing_keeps_the_cells_beside_a_sink() {
+    let mut noise = Noise::new(16);
+    let f = Srft::new(4, 64).unwrap();
+    let mut bytes = encoded(f, CELLS, &mut noise);
+    f.encode::<Lanes>(&noise.row(64).iter().map(|x| x * 1e-4).collect::<Vec<_>>(), &mut bytes[..f.row_bytes()]);
+    let mut weights = vec![1e-5f32; CELLS];
+    weights[0] = 0.999;
+    let mut want = [0.0f64; 64];
+    for c in 0..CELLS {
+        let mut x = [0.0f32; 64];
+        f.decode_rotated(&bytes[c * f.row_bytes()..], &mut x);
+        for (w, &x) in want.iter_mut().zip(&x) {
+            *w += weights[c] as f64 * x as f64;
+        }
+    }
+    for k in available() {
+        let mut block = Block::new(64);
+        let mut acc = [0.0f32; 64];
+        // SAFETY: buffers of the promised shapes, kernels of this CPU.
+        unsafe {
+            (k.unpack)(LevelRows::Srft(f), bytes.as_ptr(), f.row_bytes(), CELLS, Role::Weigh, block.raw());
+            (k.weigh_levels)(block.raw(), CELLS, weights.as_ptr(), 1, acc.as_mut_ptr());
+        }
+        let error: f64 = acc.iter().zip(&want).map(|(&a, b)| (a as f64 - b).powi(2)).sum();
+        let norm: f64 = want.iter().map(|b| b * b).sum();
+        assert!((error / norm).sqrt() < 1e-3, "{}: {}", k.name, (error / norm).sqrt());
+    }
+}
+
 #[test]
 fn matrix_kernels_agree_with_f64() {
     let mut noise = Noise::new(7);

@@ -5,6 +5,7 @@
 //! is always between two numbers of the same process. The child also keeps criterion's own report off our output.
 
 mod bandwidth;
+mod busy;
 mod library;
 mod measure;
 mod plan;
@@ -69,6 +70,7 @@ pub fn bench(options: &Options) -> Result<()> {
         bail!("nothing is left to measure:\n{}", why.join("\n"));
     }
     let library = Library::path(&build_tree::build(&options.build, &[library::TARGET.into()])?);
+    let watch = busy::Watch::start();
     let read = {
         let _spinner = Spinner::new("measuring the read bandwidth of the memory");
         bandwidth::measure(&plan.threads, if options.quick { 3 } else { 5 })
@@ -82,7 +84,7 @@ pub fn bench(options: &Options) -> Result<()> {
     for isa in isas {
         rows.extend(worker::collect(&plan, &library, isa)?);
     }
-    let report = report::Report { plan: &plan, rows, read };
+    let report = report::Report { plan: &plan, rows, read, others: watch.others() };
     let json = serde_json::to_string_pretty(&report.as_json())?;
     match &options.json {
         Some(path) if path.as_os_str() == "-" => println!("{json}"),

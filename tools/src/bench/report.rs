@@ -15,6 +15,8 @@ pub struct Report<'a> {
     pub rows: Vec<Row>,
     /// GB/s by threads.
     pub read: Vec<(usize, f64)>,
+    /// Cores that other processes kept busy meanwhile.
+    pub others: Option<f64>,
 }
 
 /// How the time of a cell changes with their number.
@@ -61,10 +63,10 @@ impl Report<'_> {
         row.rounds.iter().map(|t| t.best).fold(f64::INFINITY, f64::min)
     }
 
-    /// f16's time over this row's, in the same round where both were measured.
+    /// f16's time over this row's, both of the same process.
     fn over_f16(&self, row: &Row) -> Option<f64> {
         let f16 = self.rows.iter().find(|r| r.case == row.case && r.pair == 0 && r.isa == row.isa)?;
-        Some(median(&f16.rounds.iter().zip(&row.rounds).map(|(f16, own)| f16.best / own.best).collect::<Vec<_>>()))
+        Some(self.ns(f16) / self.ns(row))
     }
 
     /// Nanoseconds of a cell, or a row that is written, of one KV head.
@@ -216,19 +218,25 @@ impl Report<'_> {
 
     fn growth_text(&self) -> String {
         let growth = self.growth();
-        let mut table = Table::new(&["time per cell", "K/V", "ISA", "queries", "threads", "growth", ""], 3);
-        for g in &growth {
-            let case = self.case(g.row);
+        let mut table = Table::new(&["time per cell", "K/V", "ISA", "queries", "threads", "growth"], 3);
+        // Both spans of a row follow each other: one line.
+        for same in growth.chunk_by(|a, b| std::ptr::eq(a.row, b.row)) {
+            let row = same[0].row;
+            let case = self.case(row);
             let Kind::Attention { queries, .. } = case.kind else { continue };
-            table.row(vec![
+            let span = |g: &Growth| {
+                let span = format!("{} to {}", thousands(g.from), thousands(g.to));
+                format!("{span} {:>+5.0}%", 100.0 * g.change)
+            };
+            let mut cells = vec![
                 case.shape.name(),
-                self.pair(g.row).name(),
-                self.isa(g.row).into(),
+                self.pair(row).name(),
+                self.isa(row).into(),
                 queries.to_string(),
                 case.threads.to_string(),
-                format!("{} to {}", thousands(g.from), thousands(g.to)),
-                format!("{:+.0}%", 100.0 * g.change),
-            ]);
+            ];
+            cells.extend(same.iter().map(span));
+            table.row(cells);
         }
         if growth.is_empty() {
             return String::new();
@@ -264,14 +272,17 @@ impl Report<'_> {
 
     fn notes(&self) -> String {
         let read: Vec<String> =
-            self.read.iter().map(|(threads, rate)| format!("{rate:.1} GB/s with {threads} threads")).collect();
+            self.read.iter().map(|(threads, rate)| format!("{rate:.1} GB/s at {threads}")).collect();
         let size = bandwidth::buffer_bytes() as f64 / 1e9;
-        let mut text = format!("read bandwidth: {} (a sum over {size:.1} GB)\n", read.join(", "));
+        let mut text = format!("read bandwidth by threads: {} (a sum over {size:.1} GB)\n", read.join(", "));
         if let Some(cache) = bandwidth::last_level_cache() {
             let mib = cache >> 20;
             text += &format!("a cache below {mib} MiB may stay in the processor, and be read faster than memory\n");
         }
-        text += "ns/cell and ns/row: of one KV head, fastest sample; x f16: upstream's f16 over this, same round\n";
+        text += "ns/cell and ns/row: of one KV head, fastest sample; x f16: upstream's f16 over this, same process\n";
+        if let Some(others) = self.others.filter(|cores| *cores > 0.1) {
+            text += &format!("other processes kept {others:.1} cores busy meanwhile: these times are partly theirs\n");
+        }
         for left in &self.plan.left_out {
             text += &format!("{}\n", left.text());
         }
@@ -335,14 +346,14 @@ mod tests {
     #[test]
     fn tables_and_json_tell_the_same() {
         let plan = plan("--shapes d64 --types srft4 --cells 1024,8192,131072,33554432 --threads 2");
-        let report = Report { rows: rows(&plan), plan: &plan, read: vec![(2, 20.0)] };
+        let report = Report { rows: rows(&plan), plan: &plan, read: vec![(2, 20.0)], others: Some(0.5) };
         let text = report.as_text();
         assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
         let line = text.lines().find(|l| l.starts_with("d64 9/3  srft4  avx2")).unwrap();
         // 72 bytes a cell and head in 5 ns.
         let fields: Vec<_> = line.split_whitespace().skip(4).collect();
         assert_eq!(fields, ["1024", "1", "2", "5.00", "14.40", "72%", "2.00"]);
-        assert!(text.contains("1K to 128K   +10%") && text.contains("8K to 128K   +10%"), "{text}");
+        assert!(text.contains("1K to 128K   +10%  8K to 128K   +10%"), "{text}");
         assert!(text.contains("left out: d64 9/3, 33554432 cells"), "{text}");
         let Value::Array(all) = report.as_json() else { panic!("not an array") };
         let row = all.iter().find(|r| r["k"] == "srft4" && r["cells"] == 1024).unwrap();
@@ -356,7 +367,7 @@ mod tests {
     #[test]
     fn upstream_has_no_isa_of_ours() {
         let plan = plan("--shapes d64 --types f16/srft4 --cells 1024 --threads 2");
-        let report = Report { rows: rows(&plan), plan: &plan, read: vec![(2, 20.0)] };
+        let report = Report { rows: rows(&plan), plan: &plan, read: vec![(2, 20.0)], others: Some(0.5) };
         assert_eq!(report.isa(&report.rows[0]), "ggml");
         assert_eq!(report.isa(&report.rows[3]), "avx2");
     }

@@ -67,8 +67,12 @@ impl<'a> Perplexity<'a> {
     }
 
     pub fn measure(&self, pair: &Pair) -> Result<Measured> {
+        self.measure_with(pair, &[])
+    }
+
+    pub fn measure_with(&self, pair: &Pair, extra: &[&str]) -> Result<Measured> {
         let mut command = self.command();
-        command.args(["--kl-divergence", "--cache-type-k", &pair.k, "--cache-type-v", &pair.v]);
+        command.args(["--kl-divergence", "--cache-type-k", &pair.k, "--cache-type-v", &pair.v]).args(extra);
         let text = process::run_ok(&mut command)?.text();
         let statistics = parse_statistics(&text).ok_or_else(|| unreadable(&command, &text))?;
         Ok(Measured { statistics, size: parse_size(&text) })

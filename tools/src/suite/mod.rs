@@ -1,5 +1,6 @@
 //! `cargo kv test`: everything that proves the project, in parts.
 
+mod counts;
 mod model;
 mod ops;
 mod rust;
@@ -25,6 +26,9 @@ pub struct Options {
     /// The long forms
     #[arg(long, conflicts_with = "quick")]
     pub soak: bool,
+    /// In part `rust`, write today's instruction counts to tests/counts and do nothing else
+    #[arg(long)]
+    pub bless_counts: bool,
     /// Write the counts of each part there (- is stdout)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -32,7 +36,7 @@ pub struct Options {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
-    /// Unit and property tests, fmt, clippy
+    /// Unit and property tests, fmt, clippy, instruction counts
     Rust,
     /// Against ggml's own ops
     Ops,

@@ -1,19 +1,23 @@
-//! Unit and property tests, fmt, clippy.
+//! Unit and property tests, fmt, clippy, instruction counts.
 
 use std::process::Command;
 
 use anyhow::{bail, Result};
 
-use super::{Options, Tally};
+use super::{counts, Options, Tally};
 use crate::progress::Spinner;
 use crate::{process, project_root};
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
+    if options.bless_counts {
+        return counts::run(options, tally);
+    }
     tally.check("cargo fmt --check", || cargo(&["fmt", "--all", "--check"]));
     tally.check("cargo clippy -D warnings", || {
         cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])
     });
-    tests(options, tally)
+    tests(options, tally)?;
+    counts::run(options, tally)
 }
 
 fn command(args: &[&str]) -> Command {

@@ -1,0 +1,284 @@
+//! The loops that are counted, through the C boundary, as llama.cpp comes to them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{anyhow, bail, Context, Result};
+use ggml_ext::attention::AttentionOp;
+use ggml_ext::ffi;
+use ggml_ext::table::{self, Concrete, Entry};
+use ggml_ext::tensor::Tensor;
+
+/// ggml's ids.
+const F32: i32 = 0;
+const F16: i32 = 1;
+
+/// Instructions per unit, by name with the instruction set in front.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Counts(pub BTreeMap<String, f64>);
+
+enum What {
+    /// Rows written.
+    Encode,
+    /// One KV head with `group` query heads, `queries` of each.
+    Attention { group: usize, queries: usize },
+}
+
+struct Loop {
+    family: &'static str,
+    size: usize,
+    what: What,
+}
+
+/// The function that callgrind collects in.
+#[export_name = "kv_counted"]
+#[inline(never)]
+pub fn counted(work: &mut dyn FnMut()) {
+    work()
+}
+
+const TYPES: [&str; 4] = ["srft8", "srft4", "srft3", "srft2"];
+
+fn all() -> Vec<Loop> {
+    let attention = |family, size, group, queries| Loop { family, size, what: What::Attention { group, queries } };
+    let mut loops: Vec<Loop> = TYPES.map(|family| Loop { family, size: 128, what: What::Encode }).into();
+    loops.extend(TYPES.map(|family| attention(family, 64, 3, 1)));
+    loops.extend(TYPES.map(|family| attention(family, 128, 4, 1)));
+    loops.push(attention("srft4", 64, 3, 48));
+    loops
+}
+
+fn chosen(only: &str) -> Vec<Loop> {
+    all().into_iter().filter(|l| l.name().starts_with(only)).collect()
+}
+
+pub fn names(only: &str) -> Vec<String> {
+    chosen(only).iter().map(Loop::name).collect()
+}
+
+impl Loop {
+    fn name(&self) -> String {
+        let Loop { family, size, what } = self;
+        match what {
+            What::Encode => format!("encode {family} d{size}, per row"),
+            What::Attention { group, queries: 1 } => format!("decode {family} d{size} x{group}, per cell"),
+            What::Attention { group, queries } => {
+                format!("prefill {family} d{size} x{group}, {queries} queries, per cell and query row")
+            }
+        }
+    }
+
+    /// Rows or cells of the short and of the long run: whole blocks of 64 cells.
+    fn lengths(&self) -> (usize, usize) {
+        match self.what {
+            What::Encode => (2, 10),
+            What::Attention { queries: 1, .. } => (128, 384),
+            What::Attention { .. } => (64, 128),
+        }
+    }
+
+    fn per_unit(&self, short: u64, long: u64) -> f64 {
+        let (from, to) = self.lengths();
+        let rows = match self.what {
+            What::Attention { group, queries } if queries > 1 => group * queries,
+            _ => 1,
+        };
+        (long as f64 - short as f64) / ((to - from) * rows) as f64
+    }
+
+    fn concrete(&self) -> Result<Concrete> {
+        match table::by_name(self.family) {
+            Some(Entry::Family(f)) => f.at(self.size).with_context(|| format!("{} at {}", self.family, self.size)),
+            _ => Err(anyhow!("no family {}", self.family)),
+        }
+    }
+
+    fn count(&self, length: usize, count: &mut impl FnMut(&mut dyn FnMut()) -> Result<u64>) -> Result<u64> {
+        let kind = self.concrete()?;
+        match self.what {
+            What::Encode => {
+                let x = values(length * self.size, 1);
+                let mut rows = vec![0u8; length * kind.row_bytes()];
+                let mut ok = false;
+                let n = count(&mut || ok = encode(kind, &x, &mut rows));
+                succeeded(ok)?;
+                n
+            }
+            What::Attention { group, queries } => Attention::new(kind, group, queries, length)?.count(count),
+        }
+    }
+}
+
+fn succeeded(ok: bool) -> Result<()> {
+    if !ok {
+        bail!("the library refused it, or failed");
+    }
+    Ok(())
+}
+
+fn encode(kind: Concrete, x: &[f32], rows: &mut [u8]) -> bool {
+    // SAFETY: as many rows as x has values for.
+    unsafe { ffi::ggml_ext_encode(kind.id(), x.as_ptr(), rows.as_mut_ptr(), x.len() as i64) }
+}
+
+/// Owns what the op points at.
+struct Attention {
+    rows: [Vec<u8>; 2],
+    q: Vec<f32>,
+    mask: Vec<u16>,
+    out: Vec<f32>,
+    kind: Concrete,
+    group: usize,
+    queries: usize,
+    cells: usize,
+}
+
+impl Attention {
+    fn new(kind: Concrete, group: usize, queries: usize, cells: usize) -> Result<Attention> {
+        let size = kind.head_size;
+        let mut rows = [1, 2].map(|seed| (seed, vec![0u8; cells * kind.row_bytes()]));
+        for (seed, rows) in &mut rows {
+            succeeded(encode(kind, &values(cells * size, *seed), rows))?;
+        }
+        Ok(Attention {
+            rows: rows.map(|(_, rows)| rows),
+            q: values(size * queries * group, 3),
+            // llama.cpp always gives one.
+            mask: vec![0; cells * queries],
+            out: vec![0.0; size * group * queries],
+            kind,
+            group,
+            queries,
+            cells,
+        })
+    }
+
+    fn count(mut self, count: &mut impl FnMut(&mut dyn FnMut()) -> Result<u64>) -> Result<u64> {
+        let (size, group, queries, cells) = (self.kind.head_size, self.group, self.queries, self.cells);
+        let cache =
+            |rows: &mut Vec<u8>| tensor(self.kind.id(), self.kind.row_bytes(), [size, cells, 1, 1], rows.as_mut_ptr());
+        let [k, v] = self.rows.each_mut().map(cache);
+        let mask = tensor(F16, 2 * cells, [cells, queries, 1, 1], self.mask.as_mut_ptr().cast());
+        let op = AttentionOp {
+            q: tensor(F32, 4 * size, [size, queries, group, 1], self.q.as_mut_ptr().cast()),
+            k,
+            v,
+            dst: tensor(F32, 4 * size, [size, group, queries, 1], self.out.as_mut_ptr().cast()),
+            mask: &mask,
+            sinks: std::ptr::null(),
+            scale: 1.0 / (size as f32).sqrt(),
+            max_bias: 0.0,
+            logit_softcap: 0.0,
+        };
+        // SAFETY: the op describes buffers that live in self.
+        let bytes = unsafe { ffi::ggml_ext_attention_work_size(&op, 1) };
+        let mut work = vec![0u8; bytes];
+        let mut ok = false;
+        let n = count(&mut || {
+            // SAFETY: as above; the work buffer has the size that was asked for.
+            ok = unsafe {
+                ffi::ggml_ext_attention_compute(&op, 0, 1, work.as_mut_ptr(), bytes)
+                    && ffi::ggml_ext_attention_finish(&op, 0, 1, work.as_mut_ptr(), bytes)
+            }
+        });
+        succeeded(ok)?;
+        n
+    }
+}
+
+/// Contiguous, rows of `row_bytes`.
+fn tensor(kind: i32, row_bytes: usize, ne: [usize; 4], data: *mut u8) -> Tensor {
+    let value = match kind {
+        F32 => 4,
+        F16 => 2,
+        _ => row_bytes,
+    };
+    let plane = row_bytes * ne[1];
+    let nb = [value, row_bytes, plane, plane * ne[2]];
+    Tensor { kind, ne: ne.map(|n| n as i64), nb, data, to_float: None }
+}
+
+/// The same in every run.
+fn values(n: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut uniform = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    // Four of them are near enough to a normal value.
+    (0..n).map(|_| (0..4).map(|_| uniform()).sum::<f32>() * 1.7).collect()
+}
+
+/// Counts the chosen loops and prints `short long` of each, a line each.
+pub fn run(only: &str, count: &mut impl FnMut(&mut dyn FnMut()) -> Result<u64>) -> Result<()> {
+    for l in chosen(only) {
+        let (short, long) = l.lengths();
+        // Tables that are made at first use are not part of the loop.
+        l.count(short, &mut |work| {
+            work();
+            Ok(0)
+        })?;
+        let (short, long) = (l.count(short, count)?, l.count(long, count)?);
+        println!("{short} {long}");
+    }
+    Ok(())
+}
+
+impl Counts {
+    /// From the short and the long run of each chosen loop.
+    pub fn of(isa: &str, only: &str, pairs: impl Iterator<Item = (u64, u64)>) -> Counts {
+        let loops = chosen(only);
+        let per_unit =
+            |(l, (short, long)): (&Loop, (u64, u64))| (format!("{isa} {}", l.name()), l.per_unit(short, long));
+        Counts(loops.iter().zip(pairs).map(per_unit).collect())
+    }
+
+    /// From the lines that `run` printed.
+    pub fn parse(isa: &str, only: &str, text: &str) -> Result<Counts> {
+        let pair = |line: &str| {
+            let (short, long) = line.split_once(' ')?;
+            Some((short.parse().ok()?, long.parse().ok()?))
+        };
+        let pairs: Vec<(u64, u64)> = text.lines().filter_map(pair).collect();
+        if pairs.len() != names(only).len() {
+            bail!("{} loops, but these counts:\n{text}", names(only).len());
+        }
+        Ok(Counts::of(isa, only, pairs.into_iter()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_can_be_chosen() {
+        let mut all = names("");
+        assert_eq!(names("decode srft4 d128 x4"), ["decode srft4 d128 x4, per cell"]);
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 13);
+    }
+
+    #[test]
+    fn every_loop_runs() {
+        let mut calls = 0;
+        run("", &mut |work| {
+            work();
+            calls += 1;
+            Ok(calls)
+        })
+        .unwrap();
+        assert_eq!(calls, 2 * 13);
+    }
+
+    #[test]
+    fn lines_become_counts_per_unit() {
+        let counts = Counts::parse("avx2", "encode srft4", "1000 9000\n").unwrap();
+        assert_eq!(counts.0["avx2 encode srft4 d128, per row"], 1000.0);
+        let counts = Counts::parse("avx2", "prefill", "0 9216\n").unwrap();
+        assert_eq!(counts.0.values().next(), Some(&1.0));
+        assert!(Counts::parse("avx2", "encode srft4", "nothing\n").is_err());
+    }
+}
