@@ -52,8 +52,9 @@ pub fn build(options: &Options, targets: &[String]) -> Result<PathBuf> {
     let tools = python::build_tools()?;
     let flags = cmake_flags(options, &tree);
     // Beside the source, so that the way from here to there is the same for every key and ccache can see that a file
-    // which no patch touched was compiled before.
-    let dir = tree.home.join(format!("build-{}", cache::key(&[flags.join("\n"), compiler()])));
+    // which no patch touched was compiled before. Another checkout of this project is another source of the build.
+    let root = project_root().display().to_string();
+    let dir = tree.home.join(format!("build-{}", cache::key(&[root, flags.join("\n"), compiler()])));
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut lock = fd_lock::RwLock::new(fs::File::create(dir.join("kv.lock"))?);
     if lock.try_write().is_err() {
