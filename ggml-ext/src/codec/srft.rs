@@ -35,8 +35,6 @@ use half::f16;
 
 /// Values that share a scale, where the head size allows.
 pub const GROUP: usize = 32;
-/// The largest number of groups of a row.
-pub const MAX_GROUPS: usize = MAX_HEAD / GROUP;
 
 /// A decoded value is level * scale / SCALE_UNIT, which keeps the stored scale in the range of the values themselves.
 pub const SCALE_UNIT: f32 = 128.0;
