@@ -9,6 +9,7 @@
 
 pub mod attention;
 pub mod codec;
+pub mod domain;
 pub mod ffi;
 pub mod isa;
 pub mod lanes;

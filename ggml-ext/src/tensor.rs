@@ -1,8 +1,9 @@
 //! Tensors as ggml lays them out, described plainly, and how rows of them are read.
 
 use crate::codec::plain::{Plain, BLOCK};
+use crate::domain::Domain;
 use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role};
-use crate::rotation::{Rotation, MAX_HEAD};
+use crate::rotation::MAX_HEAD;
 use crate::table::{self, Concrete, Entry};
 use half::f16;
 
@@ -125,12 +126,12 @@ pub struct Cells {
 pub struct Side {
     /// The reader.
     pub reader: Reader,
-    /// Values of a stored row.
+    /// Values of a head.
     pub size: usize,
-    /// The same, padded.
+    /// Values of a stored row, padded.
     pub width: usize,
-    /// The rotation that rows are stored in.
-    pub rotation: Option<&'static Rotation>,
+    /// What rows are stored in.
+    pub domain: Domain,
     tensor: Tensor,
 }
 
@@ -138,12 +139,13 @@ impl Side {
     /// `name` is for the message.
     pub fn new(tensor: &Tensor, name: &str) -> Result<Side, String> {
         let ne0 = tensor.n(0);
-        let (reader, size, rotation) = if let Some(c) = tensor.concrete() {
+        let (reader, size, domain) = if let Some(c) = tensor.concrete() {
             // A view of the first values of each row is what MLA caches use as V; anything else is not a head.
             if ne0 > c.head_size || ne0 == 0 || tensor.nb[0] != c.row_bytes() {
                 return Err(format!("{name} of type {} has rows of {ne0} values, wanted {}", c.name(), c.head_size));
             }
-            (Reader::Levels(LevelRows::Srft(c.format())), c.head_size, Some(c.format().rotation()))
+            let format = c.format();
+            (Reader::Levels(LevelRows::Srft(format)), c.head_size, Domain::Rotated(format.rotation()))
         } else {
             if ne0 == 0 || ne0 > MAX_HEAD {
                 return Err(format!("{name} has rows of {ne0} values, wanted 1 to {MAX_HEAD}"));
@@ -157,9 +159,10 @@ impl Side {
                 (None, Some(f)) => Reader::Foreign(f),
                 _ => return Err(format!("{name} of type {} with rows of {ne0} values cannot be read", tensor.kind)),
             };
-            (reader, ne0, None)
+            (reader, ne0, Domain::Plain)
         };
-        Ok(Side { reader, size, width: padded(size), rotation, tensor: *tensor })
+        let values = if let Reader::Levels(rows) = reader { rows.size() } else { size };
+        Ok(Side { reader, size, width: padded(values), domain, tensor: *tensor })
     }
 
     /// Cells.
@@ -170,6 +173,20 @@ impl Side {
     /// Does it unpack to levels?
     pub fn has_levels(&self) -> bool {
         matches!(self.reader, Reader::Levels(_))
+    }
+
+    /// Values that share a scale, 32 where there are no levels.
+    pub fn group(&self) -> usize {
+        if let Reader::Levels(rows) = self.reader {
+            rows.group()
+        } else {
+            BLOCK
+        }
+    }
+
+    /// A block over these buffers, shaped for this side's levels.
+    pub fn block(&self, levels: *mut i8, scales: *mut f32) -> LevelBlock {
+        LevelBlock { levels, scales, width: self.width, group: self.group() }
     }
 
     /// Unpacks cells as levels.
@@ -186,21 +203,17 @@ impl Side {
         }
     }
 
-    /// Reads cells as f32 rows of `width`; `scratch` serves levels on their way.
+    /// Reads cells that are not levels as f32 rows of `width`.
     ///
     /// # Safety
     /// As [`Side::levels`].
-    pub unsafe fn floats(&self, kernels: &Kernels, cells: Cells, scratch: LevelBlock, out: *mut f32) {
+    pub unsafe fn floats(&self, kernels: &Kernels, cells: Cells, out: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
             let data = self.tensor.row(cells.first, cells.head, cells.stream);
             let (stride, n) = (self.tensor.nb[1], cells.n);
             match self.reader {
-                Reader::Levels(rows) => {
-                    let scratch = LevelBlock { width: self.width, ..scratch };
-                    (kernels.unpack)(rows, data, stride, n, Role::Expand, scratch);
-                    (kernels.expand)(scratch, n, out);
-                }
+                Reader::Levels(_) => unreachable!("levels are read as such"),
                 Reader::Floats(kind) => (kernels.widen)(kind, data, stride, n, self.size, out, self.width),
                 Reader::Foreign(to_float) => {
                     for c in 0..n {

@@ -22,7 +22,7 @@ mod tile;
 mod tests;
 
 use crate::codec::plain::Plain;
-use crate::isa::{self, Kernels, CELLS};
+use crate::isa::{self, Kernels, CELLS, MAX_WIDTH};
 use crate::rotation::MAX_HEAD;
 use crate::tensor::{read_floats, Side, Tensor};
 use std::ops::Range;
@@ -157,7 +157,13 @@ impl<'a> Attention<'a> {
     }
 
     fn tile_shape(&self) -> TileShape {
-        TileShape { rows: self.tile_tokens().min(self.queries().max(1)) * self.group, k: self.k.width, v: self.v.width }
+        TileShape {
+            rows: self.tile_tokens().min(self.queries().max(1)) * self.group,
+            k: self.k.width,
+            v: self.v.width,
+            k_groups: self.k.width / self.k.group(),
+            floats: !(self.k.has_levels() && self.v.has_levels()),
+        }
     }
 
     /// f32 values of a partial result of one query row: maximum, sum, vector.
@@ -254,7 +260,7 @@ impl<'a> Attention<'a> {
                 let stream = at / self.heads() / self.queries();
                 let max = (0..nth).map(|t| partial(t, at)[0]).fold(f32::NEG_INFINITY, f32::max);
                 let mut sum = 0.0;
-                let mut acc = [0.0f32; MAX_HEAD];
+                let mut acc = [0.0f32; MAX_WIDTH];
                 for t in 0..nth {
                     let p = partial(t, at);
                     // A thread that saw nothing has no maximum.
@@ -328,7 +334,7 @@ impl<'a> Attention<'a> {
         Some(unsafe { m.row(token, head % m.n(2), stream % m.n(3)).add(2 * first) })
     }
 
-    /// The query row, rotated into K's domain, `k.width` values.
+    /// The query row in K's domain, `k.width` values.
     unsafe fn query(&self, head: usize, token: usize, stream: usize, out: &mut [f32]) {
         let q = &self.op.q;
         let mut plain = [0.0f32; MAX_HEAD];
@@ -336,12 +342,8 @@ impl<'a> Attention<'a> {
         // SAFETY: a row of q; kernels run on the CPU they were chosen for.
         unsafe {
             read_floats(q.plain().unwrap_or(Plain::F32), q.row(token, head, stream), q.nb[0], &mut plain[..size]);
-            match self.k.rotation {
-                Some(r) => (self.kernels.rotate)(r, &plain[..size], out),
-                None => out[..size].copy_from_slice(&plain[..size]),
-            }
+            self.k.domain.enter(self.kernels, &plain[..size], out);
         }
-        out[size..].fill(0.0);
     }
 
     /// Sinks, normalization, rotation back, result.
@@ -364,13 +366,12 @@ impl<'a> Attention<'a> {
             (self.kernels.scale)(state.acc, norm);
             let dst =
                 std::slice::from_raw_parts_mut(self.op.dst.row(head, token, stream).cast::<f32>(), self.op.dst.n(0));
-            match self.v.rotation {
-                Some(r) => {
-                    let mut plain = [0.0f32; MAX_HEAD];
-                    (self.kernels.rotate_back)(r, state.acc, &mut plain);
-                    dst.copy_from_slice(&plain[..dst.len()]);
-                }
-                None => dst.copy_from_slice(&state.acc[..dst.len()]),
+            if dst.len() == self.v.size {
+                self.v.domain.leave(self.kernels, state.acc, dst);
+            } else {
+                let mut whole = [0.0f32; MAX_HEAD];
+                self.v.domain.leave(self.kernels, state.acc, &mut whole[..self.v.size]);
+                dst.copy_from_slice(&whole[..dst.len()]);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! MUL_MAT with compressed keys: what llama.cpp does where flash attention is off.
 
 use crate::codec::plain::Plain;
-use crate::isa::{kernels, LevelBlock, Role, CELLS};
+use crate::isa::{kernels, Queries, Role, CELLS, MAX_WIDTH};
 use crate::rotation::MAX_HEAD;
 use crate::tensor::{read_floats, Cells, Side, Tensor};
 
@@ -32,11 +32,21 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
     let side = Side::new(k, "K")?;
     let (size, width) = (side.size, side.width);
     let kernels = kernels();
+    let groups = width / side.group();
     let mut levels = vec![0i8; CELLS * width];
-    let mut scales = vec![0.0f32; CELLS * width / 4];
-    let mut q8 = vec![0i8; ROWS * width];
+    let mut scales = vec![0.0f32; CELLS * groups];
     let mut scores = [0.0f32; ROWS * CELLS];
-    let block = LevelBlock { levels: levels.as_mut_ptr(), scales: scales.as_mut_ptr(), width };
+    let block = side.block(levels.as_mut_ptr(), scales.as_mut_ptr());
+    let mut q_bytes = vec![0i8; ROWS * width];
+    let (mut q_scales, mut q_sums) = (vec![0.0f32; ROWS * groups], vec![0i32; ROWS * groups]);
+    let mut queries = Queries {
+        bytes: q_bytes.as_mut_ptr(),
+        scales: q_scales.as_mut_ptr(),
+        sums: q_sums.as_mut_ptr(),
+        count: 0,
+        width,
+        group: side.group(),
+    };
     let blocks = k.n(1).div_ceil(CELLS);
     let mine = blocks * ith / nth..blocks * (ith + 1) / nth;
     for i3 in 0..q.n(3) {
@@ -44,18 +54,15 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
             let (head, stream) = (i2 / (q.n(2) / k.n(2)), i3 / (q.n(3) / k.n(3)));
             for first_row in (0..q.n(1)).step_by(ROWS) {
                 let rows = ROWS.min(q.n(1) - first_row);
-                let mut q_scales = [0.0f32; ROWS];
+                queries.count = rows;
                 for r in 0..rows {
-                    let (mut plain, mut rotated) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
+                    let (mut plain, mut entered) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_WIDTH]);
                     // SAFETY: a row of q; kernels run on the CPU they were chosen for.
                     unsafe {
                         let row = q.row(first_row + r, i2, i3);
                         read_floats(q.plain().unwrap_or(Plain::F32), row, q.nb[0], &mut plain[..size]);
-                        if let Some(rotation) = side.rotation {
-                            (kernels.rotate)(rotation, &plain[..size], &mut rotated);
-                        }
-                        let out = q8.as_mut_ptr().add(r * width);
-                        q_scales[r] = (kernels.quantize_query)(&rotated[..size], out, width);
+                        side.domain.enter(kernels, &plain[..size], &mut entered[..width]);
+                        (kernels.quantize_query)(&entered[..width], 1.0, queries, r);
                     }
                 }
                 for b in mine.clone() {
@@ -64,7 +71,7 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
                     // SAFETY: n cells of K, buffers of CELLS cells and ROWS rows, n values of rows of dst.
                     unsafe {
                         side.levels(kernels, Cells { first, n, head, stream }, Role::Dot, block);
-                        (kernels.dot_levels)(block, n, q8.as_ptr(), &q_scales[..rows], scores.as_mut_ptr());
+                        (kernels.dot_levels)(block, n, queries, scores.as_mut_ptr());
                         for r in 0..rows {
                             let out = dst.row(first_row + r, i2, i3).cast::<f32>().add(first);
                             std::slice::from_raw_parts_mut(out, n).copy_from_slice(&scores[r * CELLS..][..n]);

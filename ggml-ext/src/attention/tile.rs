@@ -1,19 +1,17 @@
 //! Some query rows of one KV head against a range of cells.
 //!
-//! Two ways through a block, by the number of rows. Few rows: K's levels meet 8-bit queries in integer dot products and
-//! V's levels are weighed as they are unpacked; all that is read or written beside the cache stays in the first-level
-//! cache. Many rows: K and V of the block become f32 tiles (K transposed) and both products are one small matrix
-//! kernel, whose cost per row is lower and which pays for the tiles when there are enough rows.
+//! What is stored as levels is never more than unpacked: K's levels meet 8-bit queries in integer dot products, V's
+//! levels are weighed with 16-bit weights, and all that is read or written beside the cache stays in the first-level
+//! cache. A side that is stored as floats goes through f32 rows; with many query rows K's are transposed, so that both
+//! products are one small matrix kernel.
 
 use super::{Attention, Rows};
 use crate::codec::plain::Plain;
-use crate::isa::{LevelBlock, Matrix, MatrixMut, Role, CELLS};
+use crate::isa::{Matrix, MatrixMut, Queries, Role, CELLS};
 use crate::tensor::Cells;
 
-/// Rows from which tiles of floats pay: measured with AVX-512 at head sizes 64 and 128, levels on both sides.
-const MANY_ROWS: usize = 48;
-/// The same where a side is stored as floats anyway.
-const MANY_ROWS_OF_FLOATS: usize = 12;
+/// Rows from which transposing K's floats pays.
+const MANY_ROWS: usize = 12;
 
 /// The result of a row so far: maximum score, sum of weights, weighted sum of values.
 pub(super) struct RowState<'a> {
@@ -22,12 +20,18 @@ pub(super) struct RowState<'a> {
     pub acc: &'a mut [f32],
 }
 
-/// What buffers are sized by: rows of a tile, padded widths of K and V.
+/// What buffers are sized by.
 #[derive(Clone, Copy)]
 pub(super) struct TileShape {
+    /// Query rows of a tile.
     pub rows: usize,
+    /// Padded widths of K and V.
     pub k: usize,
     pub v: usize,
+    /// Groups of a key.
+    pub k_groups: usize,
+    /// Is a side stored as floats?
+    pub floats: bool,
 }
 
 impl TileShape {
@@ -35,16 +39,26 @@ impl TileShape {
         self.k.max(self.v)
     }
 
+    /// Floats of one f32 block, where there are such.
+    fn float_cells(self) -> usize {
+        if self.floats {
+            CELLS * self.widest()
+        } else {
+            0
+        }
+    }
+
     /// Bytes of what a tile keeps from block to block; each buffer begins at a multiple of 64.
     pub fn tile_bytes(self) -> usize {
-        let floats = [self.rows, self.rows, self.rows, self.rows * self.k, self.rows * self.v];
+        let groups = self.rows * self.k_groups;
+        let floats = [self.rows, self.rows, groups, groups, self.rows * self.k, self.rows * self.v];
         floats.iter().map(|n| (4 * n).next_multiple_of(64)).sum::<usize>() + (self.rows * self.k).next_multiple_of(64)
     }
 
     /// Bytes of what serves one block at a time, whichever tile it is for.
     pub fn scratch_bytes(self) -> usize {
-        let cells = CELLS * self.widest();
-        let floats = [self.rows * CELLS, self.rows * CELLS, cells / 4, cells, cells];
+        let (cells, floats) = (CELLS * self.widest(), self.float_cells());
+        let floats = [self.rows * CELLS, self.rows * CELLS, cells / 16, floats, floats];
         floats.iter().map(|n| (4 * n).next_multiple_of(64)).sum::<usize>() + cells.next_multiple_of(64)
     }
 }
@@ -67,7 +81,8 @@ pub(super) struct Scratch {
     scores: *mut f32,
     /// Masks of the block: one row of CELLS per query row.
     masks: *mut f32,
-    block: LevelBlock,
+    levels: *mut i8,
+    scales: *mut f32,
     floats: *mut f32,
     transposed: *mut f32,
     /// What each row sees of the block.
@@ -82,9 +97,10 @@ impl Scratch {
         Scratch {
             scores: cut.take(shape.rows * CELLS),
             masks: cut.take(shape.rows * CELLS),
-            block: LevelBlock { levels: cut.take(cells), scales: cut.take(cells / 4), width: 0 },
-            floats: cut.take(cells),
-            transposed: cut.take(cells),
+            levels: cut.take(cells),
+            scales: cut.take(cells / 16),
+            floats: cut.take(shape.float_cells()),
+            transposed: cut.take(shape.float_cells()),
             sights: vec![Sight::Open; shape.rows],
         }
     }
@@ -97,13 +113,12 @@ pub(super) struct Tile<'a> {
     rows: Rows,
     /// The number of rows.
     count: usize,
-    /// Per row: maximum, sum, and what its 8-bit query is multiplied by.
+    /// Per row: maximum and sum.
     max: *mut f32,
     sum: *mut f32,
-    q_scale: *mut f32,
-    /// Queries as floats and as bytes, rows of shape.k.
+    /// Queries as floats, rows of shape.k, and as bytes.
     q: *mut f32,
-    q8: *mut i8,
+    queries: Queries,
     /// Rows of shape.v.
     acc: *mut f32,
 }
@@ -128,16 +143,23 @@ impl<'a> Tile<'a> {
     pub unsafe fn new(attention: &'a Attention<'a>, rows: Rows, memory: *mut u8) -> Tile<'a> {
         let shape = attention.tile_shape();
         let mut cut = Cut(memory);
+        let count = rows.tokens.len() * attention.group;
         let mut tile = Tile {
             attention,
             shape,
-            count: rows.tokens.len() * attention.group,
+            count,
             rows,
             max: cut.take(shape.rows),
             sum: cut.take(shape.rows),
-            q_scale: cut.take(shape.rows),
             q: cut.take(shape.rows * shape.k),
-            q8: cut.take(shape.rows * shape.k),
+            queries: Queries {
+                scales: cut.take(shape.rows * shape.k_groups),
+                sums: cut.take(shape.rows * shape.k_groups),
+                bytes: cut.take(shape.rows * shape.k),
+                count,
+                width: shape.k,
+                group: attention.k.group(),
+            },
             acc: cut.take(shape.rows * shape.v),
         };
         // SAFETY: the caller's promise.
@@ -166,16 +188,7 @@ impl<'a> Tile<'a> {
 
     /// By the whole op, not by the tile: the rows of a shorter last tile are worked on like the others.
     fn many(&self) -> bool {
-        let a = self.attention;
-        let levels = a.k.has_levels() && a.v.has_levels();
-        a.queries() * a.group >= if levels { MANY_ROWS } else { MANY_ROWS_OF_FLOATS }
-    }
-
-    /// Do K's levels meet 8-bit queries? Only after our rotation: without one a single large channel of the query
-    /// would take the precision of all the others.
-    fn dots_levels(&self) -> bool {
-        let k = &self.attention.k;
-        k.has_levels() && k.rotation.is_some() && !self.many()
+        self.attention.queries() * self.attention.group >= MANY_ROWS
     }
 
     /// Attends to cells first..first+n, n <= CELLS.
@@ -198,7 +211,6 @@ impl<'a> Tile<'a> {
     unsafe fn prepare(&mut self) {
         let a = self.attention;
         let width = self.shape.k;
-        let as_floats = !self.dots_levels();
         let scale = if a.op.logit_softcap == 0.0 { a.op.scale } else { a.op.scale / a.op.logit_softcap };
         // SAFETY: rows r < count of the buffers.
         unsafe {
@@ -206,14 +218,13 @@ impl<'a> Tile<'a> {
                 let (head, token) = self.place(r);
                 let q = std::slice::from_raw_parts_mut(self.q.add(r * width), width);
                 a.query(head, token, self.rows.stream, q);
-                if as_floats {
-                    (a.kernels.scale)(q, scale);
-                } else {
-                    *self.q_scale.add(r) =
-                        scale * (a.kernels.quantize_query)(&q[..a.k.size], self.q8.add(r * width), width);
-                }
                 // A query that is not finite has no scores: its result is NaN, as it would be in f32.
                 let finite = q.iter().all(|x| x.is_finite());
+                if a.k.has_levels() {
+                    (a.kernels.quantize_query)(q, scale, self.queries, r);
+                } else {
+                    (a.kernels.scale)(q, scale);
+                }
                 *self.max.add(r) = f32::NEG_INFINITY;
                 *self.sum.add(r) = if finite { 0.0 } else { f32::NAN };
             }
@@ -275,16 +286,14 @@ impl<'a> Tile<'a> {
     unsafe fn score(&self, first: usize, n: usize, scratch: &mut Scratch) {
         let a = self.attention;
         let (kernels, cells) = (a.kernels, self.cells(first, n));
-        let block = LevelBlock { width: self.shape.k, ..scratch.block };
         // SAFETY: see attend.
         unsafe {
-            if self.dots_levels() {
+            if a.k.has_levels() {
+                let block = a.k.block(scratch.levels, scratch.scales);
                 a.k.levels(kernels, cells, Role::Dot, block);
-                let q_scales = std::slice::from_raw_parts(self.q_scale, self.count);
-                (kernels.dot_levels)(block, n, self.q8, q_scales, scratch.scores);
-                return;
+                return (kernels.dot_levels)(block, n, self.queries, scratch.scores);
             }
-            a.k.floats(kernels, cells, block, scratch.floats);
+            a.k.floats(kernels, cells, scratch.floats);
             if self.many() {
                 (kernels.transpose)(scratch.floats, self.shape.k, scratch.transposed);
                 std::slice::from_raw_parts_mut(scratch.scores, self.count * CELLS).fill(0.0);
@@ -344,15 +353,14 @@ impl<'a> Tile<'a> {
     unsafe fn weigh(&mut self, first: usize, n: usize, scratch: &mut Scratch) {
         let a = self.attention;
         let (kernels, cells, width) = (a.kernels, self.cells(first, n), self.shape.v);
-        let block = LevelBlock { width, ..scratch.block };
         // SAFETY: see attend.
         unsafe {
-            if a.v.has_levels() && !self.many() {
+            if a.v.has_levels() {
+                let block = a.v.block(scratch.levels, scratch.scales);
                 a.v.levels(kernels, cells, Role::Weigh, block);
-                (kernels.weigh_levels)(block, n, scratch.scores, self.count, self.acc);
-                return;
+                return (kernels.weigh_levels)(block, n, scratch.scores, self.count, self.acc);
             }
-            a.v.floats(kernels, cells, block, scratch.floats);
+            a.v.floats(kernels, cells, scratch.floats);
             for c in 0..n {
                 self.keep_apart(c, scratch);
             }

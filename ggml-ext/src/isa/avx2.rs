@@ -3,9 +3,9 @@
 //! Without VNNI a product of bytes goes through `vpmaddubsw`, which multiplies unsigned by signed: the sign of the level
 //! moves to the query, and pairs stay within 16 bits because levels and queries do not pass 127.
 
-use super::{compile_portable_kernels, scalar};
-use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Role, CELLS};
-use crate::codec::plain::{Plain, BLOCK};
+use super::{by_rows, compile_portable_kernels, scalar};
+use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, CELLS, MAX_WIDTH};
+use crate::codec::plain::Plain;
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
 use crate::lanes::{Lanes, Simd, LANES};
 use crate::rotation::Rotation;
@@ -151,21 +151,27 @@ impl Simd for F32x16 {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock) {
+unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, _role: Role, out: LevelBlock) {
+    let mut scales = [0.0f32; MAX_WIDTH / 16];
     for c in 0..n {
         // SAFETY: row c and cell c of the promised sizes.
         unsafe {
             let (row, levels) = (data.add(c * stride), out.levels.add(c * out.width));
-            let scales = out.scales.add(c * out.width / 4);
             match rows {
                 // Whole chunks only: the odd head sizes end in shorter ones.
                 LevelRows::Srft(f) if f.size() % 64 == 0 => match f.bits() {
-                    8 => unpack_srft::<8>(f, row, levels, scales),
-                    4 => unpack_srft::<4>(f, row, levels, scales),
-                    3 => unpack_srft::<3>(f, row, levels, scales),
-                    _ => unpack_srft::<2>(f, row, levels, scales),
+                    8 => unpack_srft::<8>(f, row, levels, &mut scales),
+                    4 => unpack_srft::<4>(f, row, levels, &mut scales),
+                    3 => unpack_srft::<3>(f, row, levels, &mut scales),
+                    _ => unpack_srft::<2>(f, row, levels, &mut scales),
                 },
-                _ => scalar::unpack(rows, row, stride, 1, role, LevelBlock { levels, scales, width: out.width }),
+                _ => {
+                    let levels = std::slice::from_raw_parts_mut(levels, out.width);
+                    scalar::unpack_row(rows, row, levels, &mut scales[..out.groups()]);
+                }
+            }
+            for (g, &s) in scales[..out.groups()].iter().enumerate() {
+                *out.scale_at(c, g) = s;
             }
         }
     }
@@ -173,7 +179,7 @@ unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, role
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_srft<const BITS: u32>(f: Srft, row: *const u8, levels: *mut i8, scales: *mut f32) {
+unsafe fn unpack_srft<const BITS: u32>(f: Srft, row: *const u8, levels: *mut i8, scales: &mut [f32]) {
     let mut table = [0u8; 16];
     for (i, t) in table.iter_mut().enumerate() {
         *t = match BITS {
@@ -195,7 +201,7 @@ unsafe fn unpack_srft<const BITS: u32>(f: Srft, row: *const u8, levels: *mut i8,
             _mm256_storeu_si256(levels.add(half * 32).cast(), l);
             // Head sizes of whole chunks have groups of 32.
             let scale = f16::from_bits(row.add(2 * half).cast::<u16>().read_unaligned());
-            _mm256_storeu_ps(scales.add(half * BLOCK / 4), _mm256_set1_ps(finite_scale(scale)));
+            scales[half] = finite_scale(scale);
         }
     }
 }
@@ -270,82 +276,14 @@ unsafe fn widen(kind: Plain, data: *const u8, stride: usize, n: usize, size: usi
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_levels(k: LevelBlock, n: usize, q: *const i8, q_scales: &[f32], out: *mut f32) {
-    let width = k.width;
-    let ones = _mm256_set1_epi16(1);
-    for (r, &q_scale) in q_scales.iter().enumerate() {
-        for c in (0..n).step_by(8) {
-            // SAFETY: eight cells of the block, which has room for CELLS whatever n is.
-            unsafe {
-                let mut sums = [_mm256_setzero_ps(); 8];
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    let levels = k.levels.add((c + i) * width);
-                    let scales = k.scales.add((c + i) * width / 4);
-                    // The low and the high eight of sixteen lanes.
-                    let mut halves = [_mm256_setzero_ps(); 2];
-                    for at in (0..width).step_by(64) {
-                        for (h, half) in halves.iter_mut().enumerate() {
-                            let q = _mm256_loadu_si256(q.add(r * width + at + 32 * h).cast());
-                            let l = _mm256_loadu_si256(levels.add(at + 32 * h).cast());
-                            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(l), _mm256_sign_epi8(q, l));
-                            let dot = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, ones));
-                            *half = _mm256_fmadd_ps(dot, _mm256_loadu_ps(scales.add(at / 4 + 8 * h)), *half);
-                        }
-                    }
-                    *sum = _mm256_add_ps(halves[0], halves[1]);
-                }
-                let total = _mm256_mul_ps(sum_of_each(sums), _mm256_set1_ps(q_scale));
-                _mm256_storeu_ps(out.add(r * CELLS + c), total);
-            }
-        }
-    }
-}
-
-/// Lane c of the result is the sum of vector c, taken in the order of `Lanes::sum`.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn sum_of_each(v: [__m256; 8]) -> __m256 {
-    let mut a = [_mm256_setzero_ps(); 4];
-    for i in 0..4 {
-        let (x, y) = (v[2 * i], v[2 * i + 1]);
-        a[i] = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(x, y), _mm256_permute2f128_ps::<0x31>(x, y));
-    }
-    let mut b = [_mm256_setzero_ps(); 2];
-    for i in 0..2 {
-        let (x, y) = (a[2 * i], a[2 * i + 1]);
-        b[i] = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(x, y), _mm256_shuffle_ps::<0xee>(x, y));
-    }
-    let c = _mm256_add_ps(_mm256_shuffle_ps::<0x88>(b[0], b[1]), _mm256_shuffle_ps::<0xdd>(b[0], b[1]));
-    _mm256_permutevar8x32_ps(c, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
-}
-
-/// Rows that are worked on together, four registers of sums each.
-const ROWS: usize = 3;
-
-macro_rules! by_rows {
-    ($rows:expr, |$first:ident, $count:ident| $body:expr) => {
-        for $first in (0..$rows).step_by(ROWS) {
-            match $rows - $first {
-                1 => {
-                    const $count: usize = 1;
-                    $body
-                }
-                2 => {
-                    const $count: usize = 2;
-                    $body
-                }
-                _ => {
-                    const $count: usize = 3;
-                    $body
-                }
-            }
-        }
-    };
+unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { scalar::dot_levels(k, n, q, out) }
 }
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
-    by_rows!(rows, |first, COUNT| {
+    by_rows!(rows, [1 2 3], |first, COUNT| {
         // SAFETY: rows first..first+COUNT of weights and acc.
         unsafe { weigh_rows::<COUNT>(v, n, weights.add(first * CELLS), acc.add(first * v.width)) }
     });
@@ -361,11 +299,10 @@ unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, weights: *const f3
             let mut sums = load_sums::<H>(MatrixMut(acc.add(at), width));
             for c in 0..n {
                 let levels = v.levels.add(c * width + at);
-                let scales = v.scales.add((c * width + at) / 4);
                 let mut x = [_mm256_setzero_ps(); 4];
                 for (i, x) in x.iter_mut().enumerate() {
                     let l = _mm256_cvtepi8_epi32(_mm_loadl_epi64(levels.add(8 * i).cast()));
-                    *x = _mm256_mul_ps(_mm256_cvtepi32_ps(l), _mm256_set1_ps(*scales.add(2 * i)));
+                    *x = _mm256_mul_ps(_mm256_cvtepi32_ps(l), _mm256_set1_ps(*v.scale_at(c, (at + 8 * i) / v.group)));
                 }
                 add_weighted(&mut sums, x, weights.add(c), CELLS);
             }
@@ -376,18 +313,13 @@ unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, weights: *const f3
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn expand(v: LevelBlock, n: usize, out: *mut f32) {
-    for at in (0..n * v.width).step_by(8) {
-        // SAFETY: eight values of a row, whose width is a multiple of eight; a group is never smaller.
-        unsafe {
-            let l = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(v.levels.add(at).cast())));
-            _mm256_storeu_ps(out.add(at), _mm256_mul_ps(l, _mm256_set1_ps(*v.scales.add(at / 4))));
-        }
-    }
+    // SAFETY: the caller's promise is passed on.
+    unsafe { scalar::expand(v, n, out) }
 }
 
 #[target_feature(enable = "avx2,fma")]
 unsafe fn gemm64(a: Matrix, b: Matrix, c: MatrixMut, rows: usize, depth: usize) {
-    by_rows!(rows, |first, COUNT| {
+    by_rows!(rows, [1 2 3], |first, COUNT| {
         for half in [0, 32] {
             // SAFETY: rows first..first+COUNT, columns half..half+32.
             unsafe {

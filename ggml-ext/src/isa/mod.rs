@@ -5,12 +5,15 @@
 //! bit for bit on codes, levels and scores, because sums keep the order of [`crate::lanes`], and closely on weighted sums.
 //!
 //! A row of levels unpacks to the same shape whatever its type, which is what keeps attention free of codecs (an
-//! instruction set may arrange the same buffers otherwise for its own products, see [`Role`]):
+//! instruction set may arrange the levels otherwise for its own products, see [`Role`]):
 //!
 //! ```text
-//! levels  i8  x width       value = level * scale, zero beyond the head size; width = head size rounded up to 64
-//! scales  f32 x width / 4   one per four values: the lane that an integer dot product leaves them in
+//! levels  i8   value = level * scale, zero beyond the row's values; rows of `width`, the values rounded up to 64
+//! scales  f32  one per group of 16 or 32 values; bundles of 16 cells: group 0 of the 16, group 1 of the 16, …
 //! ```
+//!
+//! Queries meet levels as bytes with a scale per group of their own, so that a large channel takes precision from its
+//! group alone. A score is the sum over groups of (integer dot) * (scale of the key * scale of the query).
 
 pub mod scalar;
 
@@ -19,13 +22,22 @@ pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
 
-use crate::codec::plain::Plain;
+use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::srft::Srft;
-use crate::rotation::Rotation;
+use crate::rotation::{Rotation, MAX_HEAD};
 use std::sync::OnceLock;
 
 /// Cells of a block.
 pub const CELLS: usize = 64;
+
+/// Cells whose scales lie side by side.
+pub const BUNDLE: usize = 16;
+
+/// The most values that a row unpacks to, padded.
+pub const MAX_WIDTH: usize = padded(2 * MAX_HEAD);
+
+/// The most bytes of a row that unpacks to levels: 8-bit levels and a 16-bit scale per 16.
+pub const MAX_ROW_BYTES: usize = MAX_HEAD + MAX_HEAD / 8;
 
 /// The width of a row in kernels' buffers.
 pub const fn padded(size: usize) -> usize {
@@ -62,6 +74,33 @@ impl LevelRows {
             LevelRows::Q8_0(n) | LevelRows::Q4_0(n) => n,
         }
     }
+
+    /// Bytes of a row.
+    pub fn row_bytes(self) -> usize {
+        match self {
+            LevelRows::Srft(f) => f.row_bytes(),
+            LevelRows::Q8_0(n) => Plain::Q8_0.row_bytes(n),
+            LevelRows::Q4_0(n) => Plain::Q4_0.row_bytes(n),
+        }
+    }
+
+    /// Values that share a scale: 16 or 32.
+    pub fn group(self) -> usize {
+        match self {
+            LevelRows::Srft(f) => f.group(),
+            LevelRows::Q8_0(_) | LevelRows::Q4_0(_) => BLOCK,
+        }
+    }
+}
+
+/// width / group, without a division.
+#[inline(always)]
+fn groups(width: usize, group: usize) -> usize {
+    if group == 32 {
+        width / 32
+    } else {
+        width / 16
+    }
 }
 
 /// Buffers of one block of unpacked levels.
@@ -69,10 +108,52 @@ impl LevelRows {
 pub struct LevelBlock {
     /// CELLS rows of `width` levels.
     pub levels: *mut i8,
-    /// CELLS rows of `width / 4` scales.
+    /// CELLS times `groups()` scales.
     pub scales: *mut f32,
     /// Values of a row, padded.
     pub width: usize,
+    /// Values that share a scale.
+    pub group: usize,
+}
+
+impl LevelBlock {
+    /// Groups of a row, padding included.
+    #[inline(always)]
+    pub fn groups(&self) -> usize {
+        groups(self.width, self.group)
+    }
+
+    /// Where the scale of group `g` of cell `c` is.
+    #[inline(always)]
+    pub fn scale_at(&self, c: usize, g: usize) -> *mut f32 {
+        // SAFETY: there is room for CELLS cells.
+        unsafe { self.scales.add((c / BUNDLE * self.groups() + g) * BUNDLE + c % BUNDLE) }
+    }
+}
+
+/// Query rows as signed bytes.
+#[derive(Clone, Copy)]
+pub struct Queries {
+    /// `count` rows of `width` bytes.
+    pub bytes: *mut i8,
+    /// `count` rows of one scale per group.
+    pub scales: *mut f32,
+    /// `count` rows of the sum of each group's bytes.
+    pub sums: *mut i32,
+    /// The rows.
+    pub count: usize,
+    /// Bytes of a row: the key's.
+    pub width: usize,
+    /// Values that share a scale: the key's.
+    pub group: usize,
+}
+
+impl Queries {
+    /// Groups of a row, padding included.
+    #[inline(always)]
+    pub fn groups(&self) -> usize {
+        groups(self.width, self.group)
+    }
 }
 
 /// The kernels of one instruction set. All pointers must hold what the shapes say; nothing is aligned.
@@ -92,11 +173,10 @@ pub struct Kernels {
     /// `n` rows of f32, f16 or bf16 to f32 rows of `width`, zero beyond `size`.
     pub widen:
         unsafe fn(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize),
-    /// Signed 8-bit queries; returns the scale that undoes it.
-    pub quantize_query: unsafe fn(q: &[f32], out: *mut i8, width: usize) -> f32,
-    /// out[r][c] = q_scales[r] * (levels of cell c) . (query r), for the cells of a whole block; rows of `out` are CELLS
-    /// apart, rows of `q` are `width` apart.
-    pub dot_levels: unsafe fn(k: LevelBlock, n: usize, q: *const i8, q_scales: &[f32], out: *mut f32),
+    /// Row `row` of `out` = factor * q, which is padded with zeros; NaN scales where q is not finite.
+    pub quantize_query: unsafe fn(q: &[f32], factor: f32, out: Queries, row: usize),
+    /// out[r][c] = (levels of cell c) . (query r), for the cells of a whole block; rows of `out` are CELLS apart.
+    pub dot_levels: unsafe fn(k: LevelBlock, n: usize, q: Queries, out: *mut f32),
     /// The same on f32 rows; `q` rows are `width` apart.
     pub dot_floats: unsafe fn(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32),
     /// acc[r] += sum over n cells of weights[r][c] * value c; rows of `weights` are CELLS apart, of `acc` `width`.
@@ -179,9 +259,9 @@ macro_rules! compile_portable_kernels {
             r.backward(y, x)
         }
         #[target_feature(enable = $feature)]
-        unsafe fn quantize_query(q: &[f32], out: *mut i8, width: usize) -> f32 {
+        unsafe fn quantize_query(q: &[f32], factor: f32, out: Queries, row: usize) {
             // SAFETY: the caller's promise is passed on.
-            unsafe { scalar::quantize_query(q, out, width) }
+            unsafe { scalar::quantize_query(q, factor, out, row) }
         }
         #[target_feature(enable = $feature)]
         unsafe fn dot_floats(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32) {
@@ -208,6 +288,28 @@ macro_rules! compile_portable_kernels {
 }
 #[cfg(target_arch = "x86_64")]
 pub(crate) use compile_portable_kernels;
+
+/// Splits rows into nearly equal parts, none larger than the last of the listed sizes 1, 2, …, and calls the body
+/// with the part's first row and its size as a constant.
+macro_rules! by_rows {
+    ($rows:expr, [$($size:literal)+], |$first:ident, $count:ident| $body:expr) => {{
+        const MOST: usize = [$($size),+].len();
+        let (rows, mut $first) = ($rows, 0);
+        let parts = usize::div_ceil(rows, MOST);
+        for part in 0..parts {
+            let count = usize::div_ceil(rows - $first, parts - part);
+            match count {
+                $($size => {
+                    const $count: usize = $size;
+                    $body
+                })+
+                _ => unreachable!("parts are no larger than MOST"),
+            }
+            $first += count;
+        }
+    }};
+}
+pub(crate) use by_rows;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,6 +1,6 @@
 //! The definition of every kernel, in portable Rust. The compiler vectorizes much of it where it may.
 
-use super::{padded, Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Role, CELLS};
+use super::{padded, Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, CELLS, MAX_WIDTH};
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::srft::finite;
 use crate::lanes::{exp_nonpositive, round_even, Lanes, Simd, LANES};
@@ -34,17 +34,16 @@ pub static KERNELS: Kernels = Kernels {
 /// # Safety
 /// `data` holds n rows `stride` bytes apart, `out` has room for n cells.
 pub unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, _role: Role, out: LevelBlock) {
+    let mut scales = [0.0f32; MAX_WIDTH / 16];
     for c in 0..n {
         // SAFETY: c < n rows of the promised size, and as many rows of the buffers.
-        let (levels, scales, row) = unsafe {
-            (
-                std::slice::from_raw_parts_mut(out.levels.add(c * out.width), out.width),
-                std::slice::from_raw_parts_mut(out.scales.add(c * out.width / 4), out.width / 4),
-                data.add(c * stride),
-            )
-        };
-        // SAFETY: as above.
-        unsafe { unpack_row(rows, row, levels, scales) };
+        unsafe {
+            let levels = std::slice::from_raw_parts_mut(out.levels.add(c * out.width), out.width);
+            unpack_row(rows, data.add(c * stride), levels, &mut scales[..out.groups()]);
+            for (g, &s) in scales[..out.groups()].iter().enumerate() {
+                *out.scale_at(c, g) = s;
+            }
+        }
     }
 }
 
@@ -56,16 +55,12 @@ pub unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, 
 pub unsafe fn unpack_row(rows: LevelRows, row: *const u8, levels: &mut [i8], scales: &mut [f32]) {
     let size = rows.size();
     levels[size..].fill(0);
-    scales[size / 4..].fill(0.0);
+    scales[size / rows.group()..].fill(0.0);
     match rows {
         LevelRows::Srft(f) => {
             // SAFETY: the caller's promise.
             let row = unsafe { std::slice::from_raw_parts(row, f.row_bytes()) };
-            let mut of_group = [0.0f32; MAX_HEAD / 16];
-            f.unpack(row, &mut levels[..size], &mut of_group);
-            for (lane, s) in scales[..size / 4].iter_mut().enumerate() {
-                *s = of_group[lane * 4 / f.group()];
-            }
+            f.unpack(row, &mut levels[..size], &mut scales[..f.groups()]);
         }
         LevelRows::Q8_0(_) | LevelRows::Q4_0(_) => {
             let eight = matches!(rows, LevelRows::Q8_0(_));
@@ -73,8 +68,7 @@ pub unsafe fn unpack_row(rows: LevelRows, row: *const u8, levels: &mut [i8], sca
             for b in 0..size / BLOCK {
                 // SAFETY: block b of the row.
                 let block = unsafe { std::slice::from_raw_parts(row.add(b * bytes), bytes) };
-                let scale = finite(f16::from_le_bytes([block[0], block[1]]));
-                scales[b * BLOCK / 4..(b + 1) * BLOCK / 4].fill(scale);
+                scales[b] = finite(f16::from_le_bytes([block[0], block[1]]));
                 for (i, level) in levels[b * BLOCK..(b + 1) * BLOCK].iter_mut().enumerate() {
                     *level =
                         if eight { block[2 + i] as i8 } else { (block[2 + i % 16] >> (4 * (i / 16)) & 15) as i8 - 8 };
@@ -109,53 +103,60 @@ pub unsafe fn widen(kind: Plain, data: *const u8, stride: usize, n: usize, size:
 /// See [`Kernels::quantize_query`].
 ///
 /// # Safety
-/// `out` has room for `width` >= q.len() bytes.
+/// `out` has room for row `row`, which is no narrower than q.
 #[inline(always)]
-pub unsafe fn quantize_query(q: &[f32], out: *mut i8, width: usize) -> f32 {
-    // SAFETY: the caller's promise.
-    let out = unsafe { std::slice::from_raw_parts_mut(out, width) };
-    let mut top = Lanes::ZERO;
-    for x in q.chunks_exact(LANES) {
-        top = Lanes::load(x).abs().max(top);
-    }
-    let largest = top.largest();
-    out[q.len()..].fill(0);
-    // A query that is zero or not finite has no 8-bit form: zero scores, or NaN ones as f32 would give.
+pub unsafe fn quantize_query(q: &[f32], factor: f32, out: Queries, row: usize) {
+    // A query that is not finite has no 8-bit form: its scores are NaN, as they would be in f32.
     let finite = q.iter().all(|x| x.is_finite());
-    if largest == 0.0 || !finite {
-        out.fill(0);
-        return if finite { 0.0 } else { f32::NAN };
+    for g in 0..out.groups() {
+        // SAFETY: group g of the row.
+        let (bytes, scale, sum) = unsafe {
+            let at = row * out.groups() + g;
+            let bytes = std::slice::from_raw_parts_mut(out.bytes.add(row * out.width + g * out.group), out.group);
+            (bytes, &mut *out.scales.add(at), &mut *out.sums.add(at))
+        };
+        let values = q.get(g * out.group..(g + 1) * out.group).unwrap_or(&[]);
+        let mut top = Lanes::ZERO;
+        for x in values.chunks_exact(LANES) {
+            top = Lanes::load(x).abs().max(top);
+        }
+        let largest = top.largest();
+        if largest == 0.0 || !finite {
+            bytes.fill(0);
+            (*scale, *sum) = (if finite { 0.0 } else { f32::NAN }, 0);
+            continue;
+        }
+        // No reciprocal of a denormal.
+        let inverse = 127.0 / largest.max(f32::MIN_POSITIVE);
+        for (b, &x) in bytes.iter_mut().zip(values) {
+            *b = round_even(x * inverse) as i32 as i8;
+        }
+        *scale = largest / 127.0 * factor;
+        *sum = bytes.iter().map(|&b| i32::from(b)).sum();
     }
-    let inverse = 127.0 / largest;
-    for (o, &x) in out.iter_mut().zip(q) {
-        *o = round_even(x * inverse) as i32 as i8;
-    }
-    largest / 127.0
 }
 
 /// See [`Kernels::dot_levels`].
 ///
 /// # Safety
-/// The buffers hold n cells, `q` q_scales.len() rows, `out` as many rows of CELLS.
-pub unsafe fn dot_levels(k: LevelBlock, n: usize, q: *const i8, q_scales: &[f32], out: *mut f32) {
-    let width = k.width;
-    for (r, &q_scale) in q_scales.iter().enumerate() {
+/// The buffers hold n cells, `q` its rows, `out` as many rows of CELLS.
+#[inline(always)]
+pub unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
+    for r in 0..q.count {
         for c in 0..n {
-            // SAFETY: row r of q, cell c of the block, both `width` wide.
-            unsafe {
-                let q = std::slice::from_raw_parts(q.add(r * width), width);
-                let levels = std::slice::from_raw_parts(k.levels.add(c * width), width);
-                let scales = std::slice::from_raw_parts(k.scales.add(c * width / 4), width / 4);
-                let mut sum = Lanes::ZERO;
-                for chunk in 0..width / 64 {
-                    let dots: [f32; LANES] = std::array::from_fn(|l| {
-                        let at = chunk * 64 + l * 4;
-                        (0..4).map(|i| i32::from(q[at + i]) * i32::from(levels[at + i])).sum::<i32>() as f32
-                    });
-                    sum = Lanes(dots).fma(Lanes::load(&scales[chunk * LANES..]), sum);
+            let mut sum = 0.0f32;
+            for g in 0..k.groups() {
+                // SAFETY: group g of row r and of cell c.
+                unsafe {
+                    let bytes = std::slice::from_raw_parts(q.bytes.add(r * q.width + g * q.group), q.group);
+                    let levels = std::slice::from_raw_parts(k.levels.add(c * k.width + g * k.group), k.group);
+                    let dot: i32 = bytes.iter().zip(levels).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum();
+                    let scale = *k.scale_at(c, g) * *q.scales.add(r * q.groups() + g);
+                    sum = (dot as f32).mul_add(scale, sum);
                 }
-                *out.add(r * CELLS + c) = sum.sum() * q_scale;
             }
+            // SAFETY: cell c of row r.
+            unsafe { *out.add(r * CELLS + c) = sum };
         }
     }
 }
@@ -191,7 +192,7 @@ pub unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: u
         for i in 0..v.width {
             // SAFETY: value i of cell c, and the rows of weights and acc.
             unsafe {
-                let value = f32::from(*v.levels.add(c * v.width + i)) * *v.scales.add((c * v.width + i) / 4);
+                let value = f32::from(*v.levels.add(c * v.width + i)) * *v.scale_at(c, i / v.group);
                 for r in 0..rows {
                     let a = acc.add(r * v.width + i);
                     *a = value.mul_add(*weights.add(r * CELLS + c), *a);
@@ -207,14 +208,17 @@ pub unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: u
 /// As the shapes say.
 #[inline(always)]
 pub unsafe fn expand(v: LevelBlock, n: usize, out: *mut f32) {
-    for at in (0..n * v.width).step_by(LANES) {
-        // SAFETY: sixteen values of a row, whose width is a multiple of sixteen; a group is never smaller.
-        unsafe {
-            let levels = std::slice::from_raw_parts(v.levels.add(at), LANES);
-            let scale = *v.scales.add(at / 4);
-            let out = std::slice::from_raw_parts_mut(out.add(at), LANES);
-            for (o, &l) in out.iter_mut().zip(levels) {
-                *o = f32::from(l) * scale;
+    for c in 0..n {
+        for g in 0..v.groups() {
+            // SAFETY: group g of cell c.
+            unsafe {
+                let at = c * v.width + g * v.group;
+                let levels = std::slice::from_raw_parts(v.levels.add(at), v.group);
+                let scale = *v.scale_at(c, g);
+                let out = std::slice::from_raw_parts_mut(out.add(at), v.group);
+                for (o, &l) in out.iter_mut().zip(levels) {
+                    *o = f32::from(l) * scale;
+                }
             }
         }
     }

@@ -84,17 +84,57 @@ proptest! {
 struct Block {
     levels: Vec<i8>,
     scales: Vec<f32>,
-    width: usize,
+    rows: LevelRows,
 }
 
 impl Block {
-    fn new(width: usize) -> Block {
+    fn new(rows: LevelRows) -> Block {
         // Stale contents must not matter.
-        Block { levels: vec![77; CELLS * width], scales: vec![1e3; CELLS * width / 4], width }
+        let width = padded(rows.size());
+        Block { levels: vec![77; CELLS * width], scales: vec![1e3; CELLS * width / rows.group()], rows }
     }
 
     fn raw(&mut self) -> LevelBlock {
-        LevelBlock { levels: self.levels.as_mut_ptr(), scales: self.scales.as_mut_ptr(), width: self.width }
+        LevelBlock {
+            levels: self.levels.as_mut_ptr(),
+            scales: self.scales.as_mut_ptr(),
+            width: padded(self.rows.size()),
+            group: self.rows.group(),
+        }
+    }
+}
+
+/// Query rows as bytes, with room of their own.
+struct Bytes {
+    bytes: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<i32>,
+    raw: Queries,
+}
+
+impl Bytes {
+    fn new(kernels: &Kernels, rows: LevelRows, queries: &[Vec<f32>]) -> Bytes {
+        let (width, group, count) = (padded(rows.size()), rows.group(), queries.len());
+        let (mut bytes, mut scales) = (vec![99i8; count * width], vec![9.0f32; count * width / group]);
+        let mut sums = vec![99; count * width / group];
+        let raw = Queries {
+            bytes: bytes.as_mut_ptr(),
+            scales: scales.as_mut_ptr(),
+            sums: sums.as_mut_ptr(),
+            count,
+            width,
+            group,
+        };
+        for (r, q) in queries.iter().enumerate() {
+            // SAFETY: room for `count` rows, kernels of this CPU.
+            unsafe { (kernels.quantize_query)(q, 0.5, raw, r) };
+        }
+        Bytes { bytes, scales, sums, raw }
+    }
+
+    /// Value i of row r.
+    fn value(&self, r: usize, i: usize) -> f64 {
+        self.bytes[r * self.raw.width + i] as f64 * self.scales[r * self.raw.groups() + i / self.raw.group] as f64
     }
 }
 
@@ -102,15 +142,17 @@ fn unpacks_alike(rows: LevelRows, bytes: &[u8], row_bytes: usize) -> Result<(), 
     let stride = row_bytes + 7;
     let n = bytes.len() / (stride + 1);
     let n = n.min(3);
-    let (mut want, mut got) = (Block::new(padded(rows.size())), Block::new(padded(rows.size())));
+    let (mut want, mut got) = (Block::new(rows), Block::new(rows));
     // SAFETY: n rows of the bytes, blocks of the padded width.
     unsafe {
         scalar::unpack(rows, bytes.as_ptr(), stride, n, Role::Expand, want.raw());
         for k in others() {
             (k.unpack)(rows, bytes.as_ptr(), stride, n, Role::Expand, got.raw());
-            let width = want.width;
+            let width = padded(rows.size());
             prop_assert_eq!(&got.levels[..n * width], &want.levels[..n * width], "{} {:?}", k.name, rows);
-            prop_assert_eq!(&got.scales[..n * width / 4], &want.scales[..n * width / 4], "{} {:?}", k.name, rows);
+            for (c, g) in (0..n).flat_map(|c| (0..width / rows.group()).map(move |g| (c, g))) {
+                prop_assert_eq!(*got.raw().scale_at(c, g), *want.raw().scale_at(c, g), "{} {:?}", k.name, rows);
+            }
         }
     }
     Ok(())
@@ -126,29 +168,62 @@ fn encoded(f: Srft, n: usize, noise: &mut Noise) -> Vec<u8> {
 }
 
 #[test]
+fn queries_keep_their_values_and_are_alike_everywhere() {
+    let mut noise = Noise::new(4);
+    for f in formats() {
+        let rows = LevelRows::Srft(f);
+        let mut queries: Vec<Vec<f32>> = (0..3).map(|_| noise.row(f.size())).collect();
+        // A large channel, a zero group, and a denormal query.
+        queries[0][5] = 1e4;
+        queries[1][..f.group()].fill(0.0);
+        queries[2].fill(1e-42);
+        let want = Bytes::new(&scalar::KERNELS, rows, &queries);
+        for (r, q) in queries.iter().enumerate() {
+            for (g, q) in q.chunks_exact(f.group()).enumerate() {
+                let top = q.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+                for (i, &x) in q.iter().enumerate() {
+                    let error = (want.value(r, g * f.group() + i) - 0.5 * x as f64).abs();
+                    assert!(error <= 0.5 * (0.502 / 127.0) * top as f64 + 1e-41, "row {r}: {x} is off by {error}");
+                }
+            }
+        }
+        for k in others() {
+            let got = Bytes::new(k, rows, &queries);
+            assert_eq!((&got.bytes, &got.scales, &got.sums), (&want.bytes, &want.scales, &want.sums), "{}", k.name);
+        }
+        for bad in [f32::NAN, f32::INFINITY] {
+            queries[0][f.size() - 1] = bad;
+            for k in available() {
+                let got = Bytes::new(k, rows, &queries[..1]);
+                assert!(got.scales.iter().all(|s| s.is_nan()), "{}", k.name);
+            }
+        }
+    }
+}
+
+#[test]
 fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
     let mut noise = Noise::new(5);
     for f in formats() {
-        let (rows, n, width) = (3, 37, padded(f.size()));
-        let bytes = encoded(f, n, &mut noise);
-        let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(f.size())).collect();
-        let mut results = Vec::new();
-        for k in available() {
-            let mut block = Block::new(width);
-            let mut q8 = vec![0i8; rows * width];
-            let mut out = vec![0.0f32; rows * CELLS];
-            // SAFETY: buffers of the promised shapes, kernels of this CPU.
-            unsafe {
-                let scales: Vec<f32> =
-                    (0..rows).map(|r| (k.quantize_query)(&queries[r], q8.as_mut_ptr().add(r * width), width)).collect();
-                (k.unpack)(LevelRows::Srft(f), bytes.as_ptr(), f.row_bytes(), n, Role::Dot, block.raw());
-                (k.dot_levels)(block.raw(), n, q8.as_ptr(), &scales, out.as_mut_ptr());
+        for (rows, n) in [(1, 64), (3, 37), (8, 5)] {
+            let kind = LevelRows::Srft(f);
+            let bytes = encoded(f, n, &mut noise);
+            let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(f.size())).collect();
+            let mut results = Vec::new();
+            for k in available() {
+                let mut block = Block::new(kind);
+                let q = Bytes::new(k, kind, &queries);
+                let mut out = vec![0.0f32; rows * CELLS];
+                // SAFETY: buffers of the promised shapes, kernels of this CPU.
+                unsafe {
+                    (k.unpack)(kind, bytes.as_ptr(), f.row_bytes(), n, Role::Dot, block.raw());
+                    (k.dot_levels)(block.raw(), n, q.raw, out.as_mut_ptr());
+                }
                 for r in 0..rows {
                     for c in 0..n {
                         let mut x = vec![0.0f32; f.size()];
                         f.decode_rotated(&bytes[c * f.row_bytes()..], &mut x);
-                        let want: f64 =
-                            x.iter().zip(&q8[r * width..]).map(|(&x, &q)| x as f64 * q as f64 * scales[r] as f64).sum();
+                        let want: f64 = x.iter().enumerate().map(|(i, &x)| x as f64 * q.value(r, i)).sum();
                         let got = out[r * CELLS + c] as f64;
                         assert!(
                             (got - want).abs() < 2e-5 * (1.0 + want.abs()),
@@ -157,13 +232,56 @@ fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
                         );
                     }
                 }
+                let seen = (0..rows).flat_map(|r| out[r * CELLS..r * CELLS + n].to_vec()).collect::<Vec<f32>>();
+                results.push((k.name, seen));
             }
-            results
-                .push((k.name, (0..rows).flat_map(|r| out[r * CELLS..r * CELLS + n].to_vec()).collect::<Vec<f32>>()));
+            let reference = &results.last().unwrap().1;
+            for (name, got) in &results {
+                assert_eq!(got, reference, "{name} {f:?}");
+            }
         }
-        let reference = &results.last().unwrap().1;
-        for (name, got) in &results {
-            assert_eq!(got, reference, "{name} {f:?}");
+    }
+}
+
+/// ggml's own rows, whose scales lie between the codes.
+#[test]
+fn dots_and_weighing_of_block_rows_agree_with_scalar() {
+    let mut noise = Noise::new(15);
+    for (size, eight) in [(64, true), (64, false), (96, true), (160, false), (256, true)] {
+        let kind = if eight { LevelRows::Q8_0(size) } else { LevelRows::Q4_0(size) };
+        let stride = size / 32 * if eight { 34 } else { 18 };
+        let (n, rows) = (29, 4);
+        let mut bytes: Vec<u8> = (0..n * stride).map(|_| noise.bits() as u8).collect();
+        for block in bytes.chunks_exact_mut(if eight { 34 } else { 18 }) {
+            let scale = half::f16::from_f32(noise.gaussian());
+            block[..2].copy_from_slice(&scale.to_le_bytes());
+            // ggml never stores -128.
+            block[2..].iter_mut().filter(|b| eight && **b == 0x80).for_each(|b| *b = 0x81);
+        }
+        let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(size)).collect();
+        let weights: Vec<f32> = (0..rows * CELLS).map(|i| if i % CELLS < n { noise.uniform() } else { 0.0 }).collect();
+        let run = |k: &Kernels| {
+            let mut block = Block::new(kind);
+            let q = Bytes::new(k, kind, &queries);
+            let (mut scores, mut acc) = (vec![0.0f32; rows * CELLS], vec![0.0f32; rows * padded(size)]);
+            // SAFETY: buffers of the promised shapes, kernels of this CPU.
+            unsafe {
+                (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Dot, block.raw());
+                (k.dot_levels)(block.raw(), n, q.raw, scores.as_mut_ptr());
+                (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Weigh, block.raw());
+                (k.weigh_levels)(block.raw(), n, weights.as_ptr(), rows, acc.as_mut_ptr());
+            }
+            let seen: Vec<f32> = (0..rows).flat_map(|r| scores[r * CELLS..r * CELLS + n].to_vec()).collect();
+            (seen, acc)
+        };
+        let want = run(&scalar::KERNELS);
+        for k in others() {
+            let got = run(k);
+            assert_eq!(got.0, want.0, "{} {kind:?}", k.name);
+            let norm = want.1.iter().map(|x| x.abs()).fold(0.0, f32::max);
+            for (a, b) in got.1.iter().zip(&want.1) {
+                assert!((a - b).abs() < 1e-3 * norm, "{} {kind:?}: {a}, wanted {b}", k.name);
+            }
         }
     }
 }
@@ -173,15 +291,17 @@ fn weighing_agrees_with_f64() {
     let mut noise = Noise::new(6);
     for f in formats() {
         for rows in 1..=9 {
-            let (n, width) = (21, padded(f.size()));
+            let (n, width, kind) = (21, padded(f.size()), LevelRows::Srft(f));
             let bytes = encoded(f, n, &mut noise);
-            let weights: Vec<f32> = (0..rows * CELLS).map(|_| noise.uniform()).collect();
+            // Attention leaves no weight on cells that are not there.
+            let weights: Vec<f32> =
+                (0..rows * CELLS).map(|i| if i % CELLS < n { noise.uniform() } else { 0.0 }).collect();
             for k in available() {
-                let mut block = Block::new(width);
+                let mut block = Block::new(kind);
                 let mut acc = vec![0.5f32; rows * width];
                 // SAFETY: buffers of the promised shapes, kernels of this CPU.
                 unsafe {
-                    (k.unpack)(LevelRows::Srft(f), bytes.as_ptr(), f.row_bytes(), n, Role::Weigh, block.raw());
+                    (k.unpack)(kind, bytes.as_ptr(), f.row_bytes(), n, Role::Weigh, block.raw());
                     (k.weigh_levels)(block.raw(), n, weights.as_ptr(), rows, acc.as_mut_ptr());
                 }
                 let mut want = vec![0.5f64; rows * width];
@@ -224,7 +344,7 @@ fn weighing_keeps_the_cells_beside_a_sink() {
         }
     }
     for k in available() {
-        let mut block = Block::new(64);
+        let mut block = Block::new(LevelRows::Srft(f));
         let mut acc = [0.0f32; 64];
         // SAFETY: buffers of the promised shapes, kernels of this CPU.
         unsafe {

@@ -1,0 +1,181 @@
+//! Scores: sixteen cells side by side in the lanes of a register.
+//!
+//! ```text
+//! levels  per bundle of 16 cells: width / 4 columns of 64 bytes; lane c of column j = values 4j..4j+4 of cell c
+//! ```
+
+use super::unpack::{code_bytes, table, with_chunks, BlockChunks, Chunks, Rows, SrftChunks};
+use super::BIAS;
+use crate::codec::srft::Srft;
+use crate::isa::{by_rows, LevelBlock, LevelRows, Queries, BUNDLE, CELLS};
+use std::arch::x86_64::*;
+
+/// Fills the levels of a block.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match rows.kind {
+            LevelRows::Srft(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
+            kind => with_chunks!(kind, BIAS, |chunks| unpack_levels(chunks, rows, out)),
+        }
+    }
+}
+
+/// Codes change places while they are still packed: half the shuffles.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
+    let table = table::<4>(BIAS);
+    let nibble = _mm512_set1_epi8(15);
+    for first in (0..rows.n).step_by(BUNDLE) {
+        for chunk in 0..f.size() / 64 {
+            // SAFETY: a bundle of rows and of the block.
+            unsafe {
+                let codes = codes(rows.row(first).add(f.scale_bytes() + chunk * code_bytes(4, 64)), rows.stride);
+                let out = out.levels.add(first * out.width + chunk * 1024);
+                for (j, codes) in codes.into_iter().enumerate() {
+                    let low = _mm512_and_si512(codes, nibble);
+                    let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
+                    _mm512_storeu_si512(out.add(64 * j).cast(), _mm512_shuffle_epi8(table, low));
+                    _mm512_storeu_si512(out.add(64 * (8 + j)).cast(), _mm512_shuffle_epi8(table, high));
+                }
+            }
+        }
+    }
+}
+
+/// Result j has word j of the 32 bytes at `p` and at the fifteen places `stride` further each.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn codes(p: *const u8, stride: usize) -> [__m512i; 8] {
+    // SAFETY: the caller's rows have these bytes.
+    unsafe {
+        let four = |p: *const u8| {
+            let two = |p: *const u8| {
+                let low = _mm512_castsi256_si512(_mm256_loadu_si256(p.cast()));
+                _mm512_inserti64x4::<1>(low, _mm256_loadu_si256(p.add(4 * stride).cast()))
+            };
+            words_of_4([two(p), two(p.add(stride)), two(p.add(2 * stride)), two(p.add(3 * stride))])
+        };
+        // The halves of a are the cells 0..4 and 4..8, those of b 8..12 and 12..16.
+        let (a, b) = (four(p), four(p.add(8 * stride)));
+        let mut out = [_mm512_setzero_si512(); 8];
+        for k in 0..4 {
+            out[k] = _mm512_shuffle_i32x4::<0x88>(a[k], b[k]);
+            out[4 + k] = _mm512_shuffle_i32x4::<0xdd>(a[k], b[k]);
+        }
+        out
+    }
+}
+
+/// Every other kind of row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
+    for first in (0..rows.n).step_by(BUNDLE) {
+        // SAFETY: chunks of sixteen rows, a bundle of the block.
+        unsafe {
+            for chunk in 0..out.width / 64 {
+                let levels = std::array::from_fn(|i| chunks.levels(rows.row(first + i), chunk));
+                let to = out.levels.add(first * out.width + chunk * 1024);
+                for (j, column) in words_of_16(levels).into_iter().enumerate() {
+                    _mm512_storeu_si512(to.add(64 * j).cast(), column);
+                }
+            }
+        }
+    }
+}
+
+/// Result j has word j of sixteen rows of 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words_of_16(v: [__m512i; 16]) -> [__m512i; 16] {
+    let quarter = |i: usize| words_of_4([v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]]);
+    let (a, b, c, d) = (quarter(0), quarter(1), quarter(2), quarter(3));
+    let mut out = [_mm512_setzero_si512(); 16];
+    for k in 0..4 {
+        let low = _mm512_shuffle_i32x4::<0x44>(a[k], b[k]);
+        let high = _mm512_shuffle_i32x4::<0xee>(a[k], b[k]);
+        let low_2 = _mm512_shuffle_i32x4::<0x44>(c[k], d[k]);
+        let high_2 = _mm512_shuffle_i32x4::<0xee>(c[k], d[k]);
+        out[k] = _mm512_shuffle_i32x4::<0x88>(low, low_2);
+        out[4 + k] = _mm512_shuffle_i32x4::<0xdd>(low, low_2);
+        out[8 + k] = _mm512_shuffle_i32x4::<0x88>(high, high_2);
+        out[12 + k] = _mm512_shuffle_i32x4::<0xdd>(high, high_2);
+    }
+    out
+}
+
+/// In each 128-bit part, result k has word k of the four.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words_of_4(v: [__m512i; 4]) -> [__m512i; 4] {
+    let (a, b) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
+    let (c, d) = (_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
+    [_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)]
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
+pub(super) unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
+    by_rows!(q.count, [1 2 3 4 5 6], |first, COUNT| {
+        // SAFETY: the caller's promise is passed on.
+        unsafe {
+            match k.group {
+                32 => dot_rows::<COUNT, 32>(k, n, q, first, out),
+                _ => dot_rows::<COUNT, 16>(k, n, q, first, out),
+            }
+        }
+    });
+}
+
+/// H rows against two bundles at a time, so that enough sums are under way to hide the latency of the products.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
+unsafe fn dot_rows<const H: usize, const GROUP: usize>(
+    k: LevelBlock,
+    n: usize,
+    q: Queries,
+    first: usize,
+    out: *mut f32,
+) {
+    let (width, groups) = (k.width, k.width / GROUP);
+    for c in (0..n).step_by(2 * BUNDLE) {
+        // SAFETY: two bundles of the block, which has room for CELLS whatever n is; H rows of q and out.
+        unsafe {
+            let bundle = |b: usize| k.levels.add((c + b * BUNDLE) * width);
+            let mut sums = [[_mm512_setzero_ps(); 2]; H];
+            for g in 0..groups {
+                let mut dots = [[_mm512_setzero_si512(); 2]; H];
+                for (h, dots) in dots.iter_mut().enumerate() {
+                    let start = _mm512_set1_epi32(*q.sums.add((first + h) * groups + g) * -i32::from(BIAS));
+                    *dots = [start; 2];
+                }
+                for j in g * GROUP / 4..(g + 1) * GROUP / 4 {
+                    let x = [0, 1].map(|b| _mm512_loadu_si512(bundle(b).add(64 * j).cast()));
+                    for (h, dots) in dots.iter_mut().enumerate() {
+                        let word = q.bytes.add((first + h) * width + 4 * j).cast::<i32>().read_unaligned();
+                        let word = _mm512_set1_epi32(word);
+                        for b in 0..2 {
+                            dots[b] = _mm512_dpbusd_epi32(dots[b], x[b], word);
+                        }
+                    }
+                }
+                let scales = [0, 1].map(|b| _mm512_loadu_ps(k.scale_at(c + b * BUNDLE, g)));
+                for h in 0..H {
+                    let of_query = _mm512_set1_ps(*q.scales.add((first + h) * groups + g));
+                    for b in 0..2 {
+                        let dot = _mm512_cvtepi32_ps(dots[h][b]);
+                        sums[h][b] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scales[b], of_query), sums[h][b]);
+                    }
+                }
+            }
+            for (h, sums) in sums.iter().enumerate() {
+                for (b, &sum) in sums.iter().enumerate() {
+                    _mm512_storeu_ps(out.add((first + h) * CELLS + c + b * BUNDLE), sum);
+                }
+            }
+        }
+    }
+}

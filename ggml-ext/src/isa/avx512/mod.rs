@@ -1,0 +1,141 @@
+//! AVX-512 with VNNI.
+//!
+//! `vpdpbusd` multiplies unsigned by signed bytes, four to a lane, and adds. Both products of attention are made of it,
+//! with levels as the unsigned side (128 added, which one subtraction per group undoes):
+//!
+//! - scores ([`columns`]): a lane is a cell, so a register holds four values of sixteen cells, queries come as broadcast
+//!   words of four values, and sums need no shuffles at the end;
+//! - weighted sums ([`quads`]): a lane is a value, so a register holds sixteen values of four cells, and weights come as
+//!   broadcast words of four cells.
+//!
+//! The shuffles that bring rows into these two forms are done once per cell, on packed codes where that is possible.
+
+mod columns;
+mod matrix;
+mod quads;
+mod unpack;
+
+use super::{compile_portable_kernels, scalar};
+use super::{Kernels, Queries, CELLS};
+use crate::codec::srft::Srft;
+use crate::lanes::{Simd, LANES};
+use crate::rotation::Rotation;
+use std::arch::x86_64::*;
+
+/// The table, where the CPU has the instructions.
+pub fn kernels() -> Option<&'static Kernels> {
+    static KERNELS: Kernels = Kernels {
+        name: "avx512",
+        encode,
+        decode,
+        rotate,
+        rotate_back,
+        unpack: unpack::unpack,
+        widen: matrix::widen,
+        quantize_query,
+        dot_levels: columns::dot_levels,
+        dot_floats,
+        weigh_levels: quads::weigh_levels,
+        expand: matrix::expand,
+        gemm64: matrix::gemm64,
+        transpose: matrix::transpose,
+        softcap,
+        mask_scores,
+        exponentials,
+        scale,
+    };
+    let there = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c");
+    there.then_some(&KERNELS)
+}
+
+compile_portable_kernels!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c", F32x16);
+
+/// Sixteen lanes in one register.
+#[derive(Clone, Copy)]
+struct F32x16(__m512);
+
+// SAFETY of the blocks below: values of this type exist only inside functions that enable AVX-512.
+impl Simd for F32x16 {
+    #[inline(always)]
+    fn splat(x: f32) -> Self {
+        F32x16(unsafe { _mm512_set1_ps(x) })
+    }
+    #[inline(always)]
+    fn load(x: &[f32]) -> Self {
+        F32x16(unsafe { _mm512_loadu_ps(x[..LANES].as_ptr()) })
+    }
+    #[inline(always)]
+    fn store(self, x: &mut [f32]) {
+        unsafe { _mm512_storeu_ps(x[..LANES].as_mut_ptr(), self.0) }
+    }
+    #[inline(always)]
+    fn store_bytes(self, x: &mut [u8]) {
+        unsafe { _mm_storeu_si128(x[..LANES].as_mut_ptr().cast(), _mm512_cvtepi32_epi8(_mm512_cvttps_epi32(self.0))) }
+    }
+    #[inline(always)]
+    fn times(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_mul_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn over(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_div_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn plus(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_add_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn minus(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_sub_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn times_power_of_two(self, n: Self) -> Self {
+        F32x16(unsafe { _mm512_scalef_ps(self.0, n.0) })
+    }
+    #[inline(always)]
+    fn fma(self, b: Self, c: Self) -> Self {
+        F32x16(unsafe { _mm512_fmadd_ps(self.0, b.0, c.0) })
+    }
+    #[inline(always)]
+    fn max(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_max_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn min(self, b: Self) -> Self {
+        F32x16(unsafe { _mm512_min_ps(self.0, b.0) })
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        F32x16(unsafe { _mm512_abs_ps(self.0) })
+    }
+    #[inline(always)]
+    fn above(self, limit: Self, yes: Self, no: Self) -> Self {
+        F32x16(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, limit.0), no.0, yes.0) })
+    }
+    #[inline(always)]
+    fn sum(self) -> f32 {
+        unsafe {
+            let a = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
+            let b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+            _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)))
+        }
+    }
+    #[inline(always)]
+    fn largest(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+    #[inline(always)]
+    fn smallest(self) -> f32 {
+        unsafe { _mm512_reduce_min_ps(self.0) }
+    }
+}
+
+/// What turns signed levels into unsigned ones.
+const BIAS: u8 = 0x80;

@@ -1,0 +1,246 @@
+//! Weighted sums: four cells at a time, values side by side in the lanes of a register.
+//!
+//! ```text
+//! levels  per quad of 4 cells: width / 16 pieces of 64 bytes; lane i of piece j = value 16j + i of the four cells
+//! ```
+//!
+//! A weight times a scale becomes a 16-bit number, and that a high and a low byte, each signed: two `vpdpbusd` take four
+//! cells of sixteen values, and levels are never converted to floats. What a row loses is 1/65024 of the largest product
+//! of a cell's weight and scale in the block, far below what 8-bit queries leave.
+
+use super::unpack::{code_bytes, table, with_chunks, BlockChunks, Chunks, Rows, SrftChunks};
+use super::BIAS;
+use crate::codec::srft::Srft;
+use crate::isa::{by_rows, LevelBlock, LevelRows, BUNDLE, CELLS};
+use std::arch::asm;
+use std::arch::x86_64::*;
+
+/// The largest 16-bit weight: its high byte must not pass 127.
+const LARGEST: f32 = 32512.0;
+
+/// Fills the levels of a block; cells beyond n have weight 0 and may hold anything.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match rows.kind {
+            LevelRows::Srft(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
+            kind => with_chunks!(kind, BIAS, |chunks| unpack_levels(chunks, rows, out)),
+        }
+    }
+}
+
+/// Codes change places while they are still packed: half the shuffles.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
+    let table = table::<4>(BIAS);
+    let nibble = _mm512_set1_epi8(15);
+    // Word k of each cell to part k, then byte i of each word to word i.
+    let words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    let bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    for first in (0..rows.n).step_by(4) {
+        for chunk in 0..f.size() / 64 {
+            // SAFETY: four rows, and a quad of the block.
+            unsafe {
+                let from = rows.row(first).add(f.scale_bytes() + chunk * code_bytes(4, 64));
+                let out = out.levels.add(first * out.width + chunk * 256);
+                for half in 0..2 {
+                    let part = |i: usize| _mm_loadu_si128(from.add(i * rows.stride + 16 * half).cast());
+                    let x = _mm512_castsi128_si512(part(0));
+                    let x = _mm512_inserti32x4::<1>(x, part(1));
+                    let x = _mm512_inserti32x4::<2>(x, part(2));
+                    let x = _mm512_inserti32x4::<3>(x, part(3));
+                    let codes = _mm512_shuffle_epi8(permute_words(words, x), bytes);
+                    let low = _mm512_and_si512(codes, nibble);
+                    let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
+                    _mm512_storeu_si512(out.add(64 * half).cast(), _mm512_shuffle_epi8(table, low));
+                    _mm512_storeu_si512(out.add(64 * half + 128).cast(), _mm512_shuffle_epi8(table, high));
+                }
+            }
+        }
+    }
+}
+
+/// `vpermd` itself: the compiler would merge it with the shuffle that follows and then need seven instructions for what
+/// without VBMI no single one can do.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn permute_words(order: __m512i, x: __m512i) -> __m512i {
+    let out: __m512i;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("vpermd {out}, {order}, {x}", out = lateout(zmm_reg) out, order = in(zmm_reg) order, x = in(zmm_reg) x,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    out
+}
+
+/// Every other kind of row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
+    for first in (0..rows.n).step_by(4) {
+        // SAFETY: chunks of four rows, a quad of the block.
+        unsafe {
+            for chunk in 0..out.width / 64 {
+                let levels = std::array::from_fn(|i| chunks.levels(rows.row(first + i), chunk));
+                let to = out.levels.add(first * out.width + chunk * 256);
+                for (j, piece) in values_of_4(levels).into_iter().enumerate() {
+                    _mm512_storeu_si512(to.add(64 * j).cast(), piece);
+                }
+            }
+        }
+    }
+}
+
+/// Result j has values 16j..16j+16 of four rows of 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn values_of_4(v: [__m512i; 4]) -> [__m512i; 4] {
+    let (a, b) = (_mm512_unpacklo_epi8(v[0], v[1]), _mm512_unpackhi_epi8(v[0], v[1]));
+    let (c, d) = (_mm512_unpacklo_epi8(v[2], v[3]), _mm512_unpackhi_epi8(v[2], v[3]));
+    // Part i of w[k] has values 16i + 4k and the three after it.
+    let w = [
+        _mm512_unpacklo_epi16(a, c),
+        _mm512_unpackhi_epi16(a, c),
+        _mm512_unpacklo_epi16(b, d),
+        _mm512_unpackhi_epi16(b, d),
+    ];
+    let low = _mm512_shuffle_i32x4::<0x44>(w[0], w[1]);
+    let high = _mm512_shuffle_i32x4::<0xee>(w[0], w[1]);
+    let low_2 = _mm512_shuffle_i32x4::<0x44>(w[2], w[3]);
+    let high_2 = _mm512_shuffle_i32x4::<0xee>(w[2], w[3]);
+    [
+        _mm512_shuffle_i32x4::<0x88>(low, low_2),
+        _mm512_shuffle_i32x4::<0xdd>(low, low_2),
+        _mm512_shuffle_i32x4::<0x88>(high, high_2),
+        _mm512_shuffle_i32x4::<0xdd>(high, high_2),
+    ]
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
+pub(super) unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
+    // The largest scale of each cell: a sink has much weight and small values, and must not set the unit of the others.
+    let mut tops = [0.0f32; CELLS];
+    for c in (0..n).step_by(BUNDLE) {
+        // SAFETY: scales of a bundle.
+        unsafe {
+            let mut top = _mm512_setzero_ps();
+            for g in 0..v.groups() {
+                top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(v.scale_at(c, g))));
+            }
+            _mm512_storeu_ps(tops.as_mut_ptr().add(c), top);
+        }
+    }
+    by_rows!(rows, [1 2 3 4 5 6], |first, COUNT| {
+        // SAFETY: COUNT rows of weights and sums.
+        unsafe {
+            let (weights, acc) = (weights.add(first * CELLS), acc.add(first * v.width));
+            match v.group {
+                32 => weigh_rows::<COUNT, 2>(v, n, &tops, weights, acc),
+                _ => weigh_rows::<COUNT, 1>(v, n, &tops, weights, acc),
+            }
+        }
+    });
+}
+
+/// H rows of weights; a group is PIECES registers of values.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
+unsafe fn weigh_rows<const H: usize, const PIECES: usize>(
+    v: LevelBlock,
+    n: usize,
+    tops: &[f32; CELLS],
+    weights: *const f32,
+    acc: *mut f32,
+) {
+    let (width, bundles) = (v.width, n.div_ceil(BUNDLE));
+    // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
+    unsafe {
+        let mut scaled = [[_mm512_setzero_ps(); CELLS / BUNDLE]; H];
+        let mut unit = [0.0f32; H];
+        for h in 0..H {
+            let w = |b: usize| _mm512_loadu_ps(weights.add(h * CELLS + b * BUNDLE));
+            let mut most = _mm512_setzero_ps();
+            for b in 0..bundles {
+                most = _mm512_max_ps(most, _mm512_mul_ps(w(b), _mm512_loadu_ps(tops.as_ptr().add(b * BUNDLE))));
+            }
+            let largest = _mm512_reduce_max_ps(most);
+            // Below this nothing is left in f32 either.
+            let factor = if largest > 1e-30 { LARGEST / largest } else { 0.0 };
+            unit[h] = if largest > 1e-30 { largest / LARGEST } else { 0.0 };
+            for b in 0..bundles {
+                scaled[h][b] = _mm512_mul_ps(w(b), _mm512_set1_ps(factor));
+            }
+        }
+        for g in 0..v.groups() {
+            let mut scales = [_mm512_setzero_ps(); CELLS / BUNDLE];
+            for (b, s) in scales[..bundles].iter_mut().enumerate() {
+                *s = _mm512_loadu_ps(v.scale_at(b * BUNDLE, g));
+            }
+            let mut split = [SplitWeights { high: [0; CELLS], low: [0; CELLS], bias: 0 }; H];
+            for h in 0..H {
+                split[h] = split_weights(&scaled[h], &scales);
+            }
+            let mut high = [[_mm512_setzero_si512(); PIECES]; H];
+            let mut low = [[_mm512_setzero_si512(); PIECES]; H];
+            for b in 0..bundles {
+                for quad in 0..4 {
+                    let levels = v.levels.add((b * BUNDLE + 4 * quad) * width + 64 * g * PIECES);
+                    let x: [__m512i; PIECES] = std::array::from_fn(|i| _mm512_loadu_si512(levels.add(64 * i).cast()));
+                    for h in 0..H {
+                        // Quads lie in the order that packing leaves them in.
+                        let at = 4 * (4 * quad + b);
+                        let word =
+                            |w: &[i8; CELLS]| _mm512_set1_epi32(w.as_ptr().add(at).cast::<i32>().read_unaligned());
+                        let (up, down) = (word(&split[h].high), word(&split[h].low));
+                        for i in 0..PIECES {
+                            high[h][i] = _mm512_dpbusd_epi32(high[h][i], x[i], up);
+                            low[h][i] = _mm512_dpbusd_epi32(low[h][i], x[i], down);
+                        }
+                    }
+                }
+            }
+            for h in 0..H {
+                for i in 0..PIECES {
+                    let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[h][i]), low[h][i]);
+                    let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(split[h].bias)));
+                    let to = acc.add(h * width + 16 * (g * PIECES + i));
+                    _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, _mm512_set1_ps(unit[h]), _mm512_loadu_ps(to)));
+                }
+            }
+        }
+    }
+}
+
+/// 16-bit weights of a block as two signed bytes each. Word 4 * quad + bundle has the four cells of that quad.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct SplitWeights {
+    high: [i8; CELLS],
+    low: [i8; CELLS],
+    /// What the bias of the levels adds to a sum.
+    bias: i32,
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn split_weights(weights: &[__m512; CELLS / BUNDLE], scales: &[__m512; CELLS / BUNDLE]) -> SplitWeights {
+    let product = |b: usize| _mm512_cvtps_epi32(_mm512_mul_ps(weights[b], scales[b]));
+    let pairs = [_mm512_packs_epi32(product(0), product(1)), _mm512_packs_epi32(product(2), product(3))];
+    let one = _mm512_set1_epi16(1);
+    let total = _mm512_add_epi32(_mm512_madd_epi16(pairs[0], one), _mm512_madd_epi16(pairs[1], one));
+    // x = 256 * high + low with low in -128..128.
+    let high = pairs.map(|x| _mm512_srai_epi16::<8>(_mm512_add_epi16(x, _mm512_set1_epi16(128))));
+    let low = pairs.map(|x| _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(x)));
+    let mut split =
+        SplitWeights { high: [0; CELLS], low: [0; CELLS], bias: i32::from(BIAS) * _mm512_reduce_add_epi32(total) };
+    // SAFETY: 64 bytes each.
+    unsafe {
+        _mm512_storeu_si512(split.high.as_mut_ptr().cast(), _mm512_packs_epi16(high[0], high[1]));
+        _mm512_storeu_si512(split.low.as_mut_ptr().cast(), _mm512_packs_epi16(low[0], low[1]));
+    }
+    split
+}

@@ -1,0 +1,371 @@
+//! Rows to levels and scales.
+//!
+//! A kind of row says how 64 of its values become levels in a register ([`Chunks`]); the forms that products want
+//! are written once, over that.
+
+use super::{columns, quads};
+use crate::codec::plain::BLOCK;
+use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
+use crate::isa::{LevelBlock, LevelRows, Role, BUNDLE, MAX_ROW_BYTES};
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+pub(super) unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock) {
+    let (whole, rest) = (n / BUNDLE * BUNDLE, n % BUNDLE);
+    // SAFETY: the caller's promise is passed on; the block has room for whole bundles.
+    unsafe {
+        unpack_bundles(Rows { kind: rows, data, stride, n: whole }, role, 0, out);
+        if rest > 0 {
+            // A copy of the last rows makes one more bundle, whose other rows are nobody's.
+            let mut copy = MaybeUninit::<[u8; BUNDLE * MAX_ROW_BYTES]>::uninit();
+            let (copy, bytes) = (copy.as_mut_ptr().cast::<u8>(), rows.row_bytes());
+            for i in 0..BUNDLE {
+                let row = data.add((whole + i.min(rest - 1)) * stride);
+                std::ptr::copy_nonoverlapping(row, copy.add(i * bytes), bytes);
+            }
+            unpack_bundles(Rows { kind: rows, data: copy, stride: bytes, n: BUNDLE }, role, whole, out);
+        }
+    }
+}
+
+/// Whole bundles, to the cells from `first` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn unpack_bundles(rows: Rows, role: Role, first: usize, out: LevelBlock) {
+    let levels = out.levels.wrapping_add(first * out.width);
+    let out = LevelBlock { levels, scales: out.scale_at(first, 0), ..out };
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match role {
+            Role::Dot => columns::unpack(rows, out),
+            Role::Weigh => quads::unpack(rows, out),
+            Role::Expand => unpack_rows(rows, out),
+        }
+        rows.scales(out);
+    }
+}
+
+/// Calls the body with the [`Chunks`] of a kind of row, `flip` mixed into its levels.
+macro_rules! with_chunks {
+    ($kind:expr, $flip:expr, |$chunks:ident| $body:expr) => {
+        match $kind {
+            LevelRows::Srft(f) => match f.bits() {
+                8 => {
+                    let $chunks = SrftChunks::<8>::new(f, $flip);
+                    $body
+                }
+                4 => {
+                    let $chunks = SrftChunks::<4>::new(f, $flip);
+                    $body
+                }
+                3 => {
+                    let $chunks = SrftChunks::<3>::new(f, $flip);
+                    $body
+                }
+                _ => {
+                    let $chunks = SrftChunks::<2>::new(f, $flip);
+                    $body
+                }
+            },
+            LevelRows::Q8_0(size) => {
+                let $chunks = BlockChunks::<8> { size, flip: $flip };
+                $body
+            }
+            LevelRows::Q4_0(size) => {
+                let $chunks = BlockChunks::<4> { size, flip: $flip };
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_chunks;
+
+/// A kind of row, 64 values at a time.
+pub(super) trait Chunks: Copy {
+    /// Levels of values 64 * chunk .. 64 * chunk + 64 of a row, level zero beyond its end.
+    ///
+    /// # Safety
+    /// A row of this kind that has such values, on a CPU with AVX-512.
+    unsafe fn levels(self, row: *const u8, chunk: usize) -> __m512i;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct SrftChunks<const BITS: u32> {
+    table: __m512i,
+    flips: __m512i,
+    size: usize,
+    /// Where the codes begin.
+    codes: usize,
+}
+
+impl<const BITS: u32> SrftChunks<BITS> {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub fn new(f: Srft, flip: u8) -> Self {
+        let flips = _mm512_set1_epi8(flip as i8);
+        SrftChunks { table: table::<BITS>(flip), flips, size: f.size(), codes: f.scale_bytes() }
+    }
+}
+
+impl<const BITS: u32> Chunks for SrftChunks<BITS> {
+    #[inline(always)]
+    unsafe fn levels(self, row: *const u8, chunk: usize) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = row.add(self.codes + chunk * code_bytes(BITS, 64));
+            let left = self.size - 64 * chunk;
+            if left >= 64 {
+                levels_64::<BITS>(codes, self.table, self.flips)
+            } else {
+                levels_of_tail::<BITS>(left, codes, self.table, self.flips)
+            }
+        }
+    }
+}
+
+/// q8_0 and q4_0: blocks of 32 with the scale in front.
+#[derive(Clone, Copy)]
+pub(super) struct BlockChunks<const BITS: u32> {
+    pub size: usize,
+    pub flip: u8,
+}
+
+impl<const BITS: u32> Chunks for BlockChunks<BITS> {
+    #[inline(always)]
+    unsafe fn levels(self, row: *const u8, chunk: usize) -> __m512i {
+        // SAFETY: the caller's promise; the second block of a chunk may not be there.
+        unsafe {
+            let bytes = 2 + code_bytes(BITS, BLOCK);
+            let block = row.add(2 * chunk * bytes + 2);
+            let half = |codes: *const u8| match BITS {
+                8 => _mm256_loadu_si256(codes.cast()),
+                _ => _mm256_sub_epi8(codes_32::<4>(codes), _mm256_set1_epi8(8)),
+            };
+            let second = if self.size >= 64 * (chunk + 1) { half(block.add(bytes)) } else { _mm256_setzero_si256() };
+            let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(half(block)), second);
+            _mm512_xor_si512(both, _mm512_set1_epi8(self.flip as i8))
+        }
+    }
+}
+
+/// Levels one row after the other.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn unpack_rows(rows: Rows, out: LevelBlock) {
+    with_chunks!(rows.kind, 0, |chunks| {
+        for c in 0..rows.n {
+            for chunk in 0..out.width / 64 {
+                // SAFETY: a chunk of row c, and room for it.
+                unsafe {
+                    let levels = chunks.levels(rows.row(c), chunk);
+                    _mm512_storeu_si512(out.levels.add(c * out.width + 64 * chunk).cast(), levels);
+                }
+            }
+        }
+    })
+}
+
+/// Packed rows of one kind, whole bundles of them.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub kind: LevelRows,
+    pub data: *const u8,
+    pub stride: usize,
+    pub n: usize,
+}
+
+impl Rows {
+    /// Row c.
+    #[inline(always)]
+    pub unsafe fn row(self, c: usize) -> *const u8 {
+        // SAFETY: the caller keeps c below n.
+        unsafe { self.data.add(c * self.stride) }
+    }
+
+    /// (where the f16 scale of group 0 is, bytes from one to the next, what it is multiplied by).
+    fn scale_places(self) -> (usize, usize, f32) {
+        match self.kind {
+            LevelRows::Srft(_) => (0, 2, 1.0 / SCALE_UNIT),
+            LevelRows::Q8_0(_) => (0, 2 + BLOCK, 1.0),
+            LevelRows::Q4_0(_) => (0, 2 + BLOCK / 2, 1.0),
+        }
+    }
+
+    /// The scales of all rows, sixteen rows at a time.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+    pub unsafe fn scales(self, out: LevelBlock) {
+        let groups = self.kind.size() / self.kind.group();
+        let (start, step, unit) = self.scale_places();
+        for first in (0..self.n).step_by(BUNDLE) {
+            // SAFETY: a bundle of rows and of the block.
+            unsafe {
+                let mut to = out.scale_at(first, 0);
+                for g in (0..groups).step_by(if step == 2 { 2 } else { 1 }) {
+                    let words = words(self.row(first).add(start + g * step), self.stride);
+                    store_scales(_mm512_cvtepi32_epi16(words), unit, to);
+                    to = to.add(BUNDLE);
+                    // Neighbours come with the same words.
+                    if step == 2 && g + 1 < groups {
+                        store_scales(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(words)), unit, to);
+                        to = to.add(BUNDLE);
+                    }
+                }
+                for _ in groups..out.groups() {
+                    _mm512_storeu_ps(to, _mm512_setzero_ps());
+                    to = to.add(BUNDLE);
+                }
+            }
+        }
+    }
+}
+
+/// The four bytes at `p` and those of the fifteen rows after it; inside the rows, since codes follow scales.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn words(p: *const u8, stride: usize) -> __m512i {
+    // SAFETY: see above.
+    unsafe {
+        let four = |p: *const u8| {
+            let word = |offset: usize| p.add(offset).cast::<i32>().read_unaligned();
+            _mm_setr_epi32(word(0), word(stride), word(2 * stride), word(3 * stride))
+        };
+        let low = _mm256_set_m128i(four(p.add(4 * stride)), four(p));
+        let high = _mm256_set_m128i(four(p.add(12 * stride)), four(p.add(8 * stride)));
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+    }
+}
+
+/// Sixteen stored scales; NaN and infinities count as zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn store_scales(stored: __m256i, unit: f32, out: *mut f32) {
+    let x = _mm512_cvtph_ps(stored);
+    let bad = _mm512_fpclass_ps_mask::<0x99>(x);
+    // SAFETY: room for sixteen.
+    unsafe { _mm512_storeu_ps(out, _mm512_maskz_mul_ps(!bad, x, _mm512_set1_ps(unit))) };
+}
+
+/// The level table of a width in bits in each 128-bit lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) fn table<const BITS: u32>(flip: u8) -> __m512i {
+    let mut t = [0u8; 16];
+    for (i, t) in t.iter_mut().enumerate() {
+        *t = match BITS {
+            4 => LEVELS_4.table[i],
+            3 => LEVELS_3.table[i % 8],
+            _ => LEVELS_2.table[i % 4],
+        } as u8
+            ^ flip;
+    }
+    // SAFETY: sixteen bytes.
+    _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(t.as_ptr().cast()) })
+}
+
+/// Bytes of the codes of one chunk of C values.
+pub(super) const fn code_bytes(bits: u32, c: usize) -> usize {
+    bits as usize * c / 8
+}
+
+/// The levels of a whole chunk.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn levels_64<const BITS: u32>(codes: *const u8, table: __m512i, flips: __m512i) -> __m512i {
+    // SAFETY: the chunk's bytes.
+    unsafe {
+        match BITS {
+            8 => _mm512_xor_si512(_mm512_loadu_si512(codes.cast()), flips),
+            _ => _mm512_shuffle_epi8(table, codes_64::<BITS>(codes)),
+        }
+    }
+}
+
+/// The values behind the last whole chunk, padded to one.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+unsafe fn levels_of_tail<const BITS: u32>(tail: usize, codes: *const u8, table: __m512i, flips: __m512i) -> __m512i {
+    // SAFETY: the tail's chunks of 32 and 16 values.
+    unsafe {
+        let mut codes = codes;
+        let mut l = [0u8; 64];
+        _mm512_storeu_si512(l.as_mut_ptr().cast(), flips);
+        if tail >= 32 {
+            let x = match BITS {
+                8 => _mm256_xor_si256(_mm256_loadu_si256(codes.cast()), _mm512_castsi512_si256(flips)),
+                _ => _mm256_shuffle_epi8(_mm512_castsi512_si256(table), codes_32::<BITS>(codes)),
+            };
+            _mm256_storeu_si256(l.as_mut_ptr().cast(), x);
+            codes = codes.add(code_bytes(BITS, 32));
+        }
+        if !tail.is_multiple_of(32) {
+            let x = match BITS {
+                8 => _mm_xor_si128(_mm_loadu_si128(codes.cast()), _mm512_castsi512_si128(flips)),
+                _ => _mm_shuffle_epi8(_mm512_castsi512_si128(table), codes_16::<BITS>(codes)),
+            };
+            _mm_storeu_si128(l.as_mut_ptr().add(tail & 32).cast(), x);
+        }
+        _mm512_loadu_si512(l.as_ptr().cast())
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn codes_64<const BITS: u32>(p: *const u8) -> __m512i {
+    // SAFETY: the chunk's 32, 24 or 16 bytes.
+    unsafe {
+        if BITS == 4 {
+            let b = _mm512_broadcast_i64x4(_mm256_loadu_si256(p.cast()));
+            let shifts = _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4);
+            return _mm512_and_si512(_mm512_srlv_epi64(b, shifts), _mm512_set1_epi8(15));
+        }
+        let b = _mm512_broadcast_i32x4(_mm_loadu_si128(p.cast()));
+        let shifts = _mm512_setr_epi32(0, 0, 0, 0, 2, 2, 2, 2, 4, 4, 4, 4, 6, 6, 6, 6);
+        let low = _mm512_and_si512(_mm512_srlv_epi32(b, shifts), _mm512_set1_epi8(3));
+        if BITS == 2 {
+            return low;
+        }
+        let high = p.add(16).cast::<u64>().read_unaligned();
+        _mm512_mask_add_epi8(low, high, low, _mm512_set1_epi8(4))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn codes_32<const BITS: u32>(p: *const u8) -> __m256i {
+    // SAFETY: the chunk's 16, 12 or 8 bytes.
+    unsafe {
+        if BITS == 4 {
+            let b = _mm_loadu_si128(p.cast());
+            let high = _mm_srli_epi16::<4>(b);
+            return _mm256_and_si256(_mm256_set_m128i(high, b), _mm256_set1_epi8(15));
+        }
+        let b = _mm256_set1_epi64x(p.cast::<i64>().read_unaligned());
+        let low = _mm256_and_si256(_mm256_srlv_epi64(b, _mm256_setr_epi64x(0, 2, 4, 6)), _mm256_set1_epi8(3));
+        if BITS == 2 {
+            return low;
+        }
+        let high = p.add(8).cast::<u32>().read_unaligned();
+        _mm256_mask_add_epi8(low, high, low, _mm256_set1_epi8(4))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn codes_16<const BITS: u32>(p: *const u8) -> __m128i {
+    // SAFETY: the chunk's 8, 6 or 4 bytes.
+    unsafe {
+        if BITS == 4 {
+            let b = p.cast::<i64>().read_unaligned();
+            return _mm_and_si128(_mm_set_epi64x(b >> 4, b), _mm_set1_epi8(15));
+        }
+        let b = _mm_set1_epi32(p.cast::<i32>().read_unaligned());
+        let low = _mm_and_si128(_mm_srlv_epi32(b, _mm_setr_epi32(0, 2, 4, 6)), _mm_set1_epi8(3));
+        if BITS == 2 {
+            return low;
+        }
+        let high = p.add(4).cast::<u16>().read_unaligned();
+        _mm_mask_add_epi8(low, high, low, _mm_set1_epi8(4))
+    }
+}
