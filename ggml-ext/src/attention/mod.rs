@@ -22,7 +22,7 @@ mod tile;
 mod tests;
 
 use crate::codec::plain::Plain;
-use crate::isa::{self, Kernels, CELLS, MAX_WIDTH};
+use crate::isa::{self, Kernels, CELLS};
 use crate::rotation::MAX_HEAD;
 use crate::tensor::{read_floats, Side, Tensor};
 use std::ops::Range;
@@ -259,21 +259,22 @@ impl<'a> Attention<'a> {
                 let (head, token) = (at % self.heads(), at / self.heads() % self.queries());
                 let stream = at / self.heads() / self.queries();
                 let max = (0..nth).map(|t| partial(t, at)[0]).fold(f32::NEG_INFINITY, f32::max);
-                let mut sum = 0.0;
-                let mut acc = [0.0f32; MAX_WIDTH];
-                for t in 0..nth {
+                // A thread that saw nothing has no maximum.
+                let weight = |p: &[f32]| if p[1] == 0.0 { 0.0 } else { (p[0] - max).exp() };
+                let first = partial(0, at);
+                let of_first = weight(first);
+                let mut sum = first[1] * of_first;
+                let acc = &mut first[2..];
+                (self.kernels.scale)(acc, of_first);
+                for t in 1..nth {
                     let p = partial(t, at);
-                    // A thread that saw nothing has no maximum.
-                    if p[1] == 0.0 {
-                        continue;
-                    }
-                    let weight = (p[0] - max).exp();
+                    let weight = weight(p);
                     sum += p[1] * weight;
                     for (a, &x) in acc.iter_mut().zip(&p[2..]) {
-                        *a = x.mul_add(weight, *a);
+                        *a += x * weight;
                     }
                 }
-                self.write(RowState { max, sum, acc: &mut acc[..self.v.width] }, head, token, stream);
+                self.write(RowState { max, sum, acc }, head, token, stream);
             }
         }
     }

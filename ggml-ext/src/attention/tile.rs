@@ -7,7 +7,7 @@
 
 use super::{Attention, Rows};
 use crate::codec::plain::Plain;
-use crate::isa::{Matrix, MatrixMut, Queries, Role, CELLS};
+use crate::isa::{Matrix, MatrixMut, Queries, Role, Sight, CELLS};
 use crate::tensor::Cells;
 
 /// Rows from which transposing K's floats pays.
@@ -121,17 +121,6 @@ pub(super) struct Tile<'a> {
     queries: Queries,
     /// Rows of shape.v.
     acc: *mut f32,
-}
-
-/// What the mask says of a block for one row.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sight {
-    /// All cells, nothing to add.
-    Open,
-    /// Something to add, kept in `masks`.
-    Mixed,
-    /// No cell.
-    Hidden,
 }
 
 impl<'a> Tile<'a> {
@@ -257,21 +246,11 @@ impl<'a> Tile<'a> {
                     continue;
                 }
                 previous = Some((row, r));
-                let (mut any, mut all_hidden) = (0u16, true);
-                for c in 0..n {
-                    let m = row.add(2 * c).cast::<u16>().read_unaligned();
-                    any |= m & 0x7fff;
-                    all_hidden &= m == 0xfc00;
+                scratch.sights[r] = (a.kernels.sight)(row, n);
+                if scratch.sights[r] == Sight::Mixed {
+                    let out = scratch.masks.add(r * CELLS);
+                    (a.kernels.widen)(Plain::F16, row, mask.nb[1], 1, n, out, CELLS);
                 }
-                scratch.sights[r] = match (any, all_hidden) {
-                    (0, _) => Sight::Open,
-                    (_, true) => Sight::Hidden,
-                    _ => {
-                        let out = scratch.masks.add(r * CELLS);
-                        (a.kernels.widen)(Plain::F16, row, mask.nb[1], 1, n, out, CELLS);
-                        Sight::Mixed
-                    }
-                };
                 seen |= scratch.sights[r] != Sight::Hidden;
             }
         }

@@ -4,7 +4,7 @@
 //! moves to the query, and pairs stay within 16 bits because levels and queries do not pass 127.
 
 use super::{by_rows, compile_portable_kernels, scalar};
-use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, CELLS, MAX_WIDTH};
+use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
 use crate::codec::plain::Plain;
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
 use crate::lanes::{Lanes, Simd, LANES};
@@ -30,6 +30,7 @@ pub fn kernels() -> Option<&'static Kernels> {
         gemm64,
         transpose,
         softcap,
+        sight,
         mask_scores,
         exponentials,
         scale,

@@ -55,6 +55,17 @@ pub enum Role {
     Expand,
 }
 
+/// What a row of the mask shows of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// Everything, as it is.
+    Open,
+    /// Nothing.
+    Hidden,
+    /// Some cells, or with a bias.
+    Mixed,
+}
+
 /// Rows that unpack to levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LevelRows {
@@ -189,6 +200,8 @@ pub struct Kernels {
     pub transpose: unsafe fn(x: *const f32, width: usize, out: *mut f32),
     /// CELLS scores become cap * tanh(score).
     pub softcap: unsafe fn(scores: &mut [f32; CELLS], cap: f32),
+    /// What a mask row of n <= CELLS 16-bit floats shows.
+    pub sight: unsafe fn(row: *const u8, n: usize) -> Sight,
     /// Adds slope * mask where there is one, and returns the largest score.
     pub mask_scores: unsafe fn(scores: &mut [f32; CELLS], mask: Option<&[f32; CELLS]>, slope: f32) -> f32,
     /// CELLS scores to weights e^(s - max), whose sum is returned.
@@ -274,7 +287,12 @@ macro_rules! compile_portable_kernels {
         }
         #[target_feature(enable = $feature)]
         unsafe fn mask_scores(scores: &mut [f32; CELLS], mask: Option<&[f32; CELLS]>, slope: f32) -> f32 {
-            scalar::mask_scores(scores, mask, slope)
+            scalar::mask_scores::<$simd>(scores, mask, slope)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn sight(row: *const u8, n: usize) -> Sight {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { scalar::sight(row, n) }
         }
         #[target_feature(enable = $feature)]
         unsafe fn scale(x: &mut [f32], factor: f32) {

@@ -1,6 +1,6 @@
 //! The definition of every kernel, in portable Rust. The compiler vectorizes much of it where it may.
 
-use super::{padded, Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, CELLS, MAX_WIDTH};
+use super::{padded, Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::srft::finite;
 use crate::lanes::{exp_nonpositive, round_even, Lanes, Simd, LANES};
@@ -24,7 +24,8 @@ pub static KERNELS: Kernels = Kernels {
     gemm64,
     transpose,
     softcap: |s, c| softcap::<Lanes>(s, c),
-    mask_scores: |s, m, slope| mask_scores(s, m, slope),
+    sight,
+    mask_scores: |s, m, slope| mask_scores::<Lanes>(s, m, slope),
     exponentials: |s, m| exponentials::<Lanes>(s, m),
     scale: |x, f| scale(x, f),
 };
@@ -280,18 +281,57 @@ pub fn softcap<S: Simd>(scores: &mut [f32; CELLS], cap: f32) {
     }
 }
 
-/// See [`Kernels::mask_scores`].
+/// See [`Kernels::sight`].
+///
+/// # Safety
+/// `row` holds n <= CELLS 16-bit floats, aligned or not.
 #[inline(always)]
-pub fn mask_scores(scores: &mut [f32; CELLS], mask: Option<&[f32; CELLS]>, slope: f32) -> f32 {
-    if let Some(mask) = mask {
-        for (s, &m) in scores.iter_mut().zip(mask) {
-            // A hidden cell may hold anything, a NaN too.
-            *s = if m == f32::NEG_INFINITY { m } else { m.mul_add(slope, *s) };
+pub unsafe fn sight(row: *const u8, n: usize) -> Sight {
+    let mut mask = [0u16; CELLS];
+    let (mut any, mut unlike) = (0u16, 0u16);
+    // SAFETY: the caller's promise. A whole block has a length that the compiler knows.
+    unsafe {
+        if n == CELLS {
+            mask = row.cast::<[u16; CELLS]>().read_unaligned();
+            for m in mask {
+                any |= m & 0x7fff;
+                unlike |= m ^ MINUS_INFINITY;
+            }
+        } else {
+            std::ptr::copy_nonoverlapping(row, mask.as_mut_ptr().cast(), 2 * n);
+            for &m in &mask[..n] {
+                any |= m & 0x7fff;
+                unlike |= m ^ MINUS_INFINITY;
+            }
         }
     }
-    let mut top = Lanes::splat(f32::NEG_INFINITY);
-    for s in scores.chunks_exact(LANES) {
-        top = Lanes::load(s).max(top);
+    match (any, unlike) {
+        (0, _) => Sight::Open,
+        (_, 0) => Sight::Hidden,
+        _ => Sight::Mixed,
+    }
+}
+
+/// As an f16.
+const MINUS_INFINITY: u16 = 0xfc00;
+
+/// See [`Kernels::mask_scores`].
+#[inline(always)]
+pub fn mask_scores<S: Simd>(scores: &mut [f32; CELLS], mask: Option<&[f32; CELLS]>, slope: f32) -> f32 {
+    let hidden = S::splat(f32::NEG_INFINITY);
+    let mut top = hidden;
+    if let Some(mask) = mask {
+        for (s, m) in scores.chunks_exact_mut(LANES).zip(mask.chunks_exact(LANES)) {
+            let m = S::load(m);
+            // A hidden cell may hold anything, a NaN too.
+            let masked = m.above(hidden, m.fma(S::splat(slope), S::load(s)), hidden);
+            masked.store(s);
+            top = masked.max(top);
+        }
+    } else {
+        for s in scores.chunks_exact(LANES) {
+            top = S::load(s).max(top);
+        }
     }
     top.largest()
 }

@@ -4,7 +4,7 @@
 //! levels  per bundle of 16 cells: width / 4 columns of 64 bytes; lane c of column j = values 4j..4j+4 of cell c
 //! ```
 
-use super::unpack::{code_bytes, table, with_chunks, BlockChunks, Chunks, Rows, SrftChunks};
+use super::unpack::{code_bytes, forget, table, with_chunks, BlockChunks, Chunks, Rows, SrftChunks};
 use super::BIAS;
 use crate::codec::srft::Srft;
 use crate::isa::{by_rows, LevelBlock, LevelRows, Queries, BUNDLE, CELLS};
@@ -30,10 +30,11 @@ unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
     let table = table::<4>(BIAS);
     let nibble = _mm512_set1_epi8(15);
     for first in (0..rows.n).step_by(BUNDLE) {
+        let stride = forget(rows.stride);
         for chunk in 0..f.size() / 64 {
             // SAFETY: a bundle of rows and of the block.
             unsafe {
-                let codes = codes(rows.row(first).add(f.scale_bytes() + chunk * code_bytes(4, 64)), rows.stride);
+                let codes = codes(rows.row(first).add(f.scale_bytes() + chunk * code_bytes(4, 64)), stride);
                 let out = out.levels.add(first * out.width + chunk * 1024);
                 for (j, codes) in codes.into_iter().enumerate() {
                     let low = _mm512_and_si512(codes, nibble);
@@ -120,20 +121,22 @@ fn words_of_4(v: [__m512i; 4]) -> [__m512i; 4] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
 pub(super) unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
     by_rows!(q.count, [1 2 3 4 5 6], |first, COUNT| {
+        // Enough sums under way to hide the latency of the products, not more than there are registers.
+        const BUNDLES: usize = if COUNT <= 3 { 4 } else { 2 };
         // SAFETY: the caller's promise is passed on.
         unsafe {
             match k.group {
-                32 => dot_rows::<COUNT, 32>(k, n, q, first, out),
-                _ => dot_rows::<COUNT, 16>(k, n, q, first, out),
+                32 => dot_rows::<COUNT, BUNDLES, 32>(k, n, q, first, out),
+                _ => dot_rows::<COUNT, BUNDLES, 16>(k, n, q, first, out),
             }
         }
     });
 }
 
-/// H rows against two bundles at a time, so that enough sums are under way to hide the latency of the products.
+/// H rows against B bundles at a time.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
-unsafe fn dot_rows<const H: usize, const GROUP: usize>(
+unsafe fn dot_rows<const H: usize, const B: usize, const GROUP: usize>(
     k: LevelBlock,
     n: usize,
     q: Queries,
@@ -141,31 +144,31 @@ unsafe fn dot_rows<const H: usize, const GROUP: usize>(
     out: *mut f32,
 ) {
     let (width, groups) = (k.width, k.width / GROUP);
-    for c in (0..n).step_by(2 * BUNDLE) {
-        // SAFETY: two bundles of the block, which has room for CELLS whatever n is; H rows of q and out.
+    for c in (0..n).step_by(B * BUNDLE) {
+        // SAFETY: B bundles of the block, which has room for CELLS whatever n is; H rows of q and out.
         unsafe {
-            let bundle = |b: usize| k.levels.add((c + b * BUNDLE) * width);
-            let mut sums = [[_mm512_setzero_ps(); 2]; H];
+            let mut sums = [[_mm512_setzero_ps(); B]; H];
             for g in 0..groups {
-                let mut dots = [[_mm512_setzero_si512(); 2]; H];
+                let mut dots = [[_mm512_setzero_si512(); B]; H];
                 for (h, dots) in dots.iter_mut().enumerate() {
-                    let start = _mm512_set1_epi32(*q.sums.add((first + h) * groups + g) * -i32::from(BIAS));
-                    *dots = [start; 2];
+                    *dots = [_mm512_set1_epi32(*q.sums.add((first + h) * groups + g) * -i32::from(BIAS)); B];
                 }
-                for j in g * GROUP / 4..(g + 1) * GROUP / 4 {
-                    let x = [0, 1].map(|b| _mm512_loadu_si512(bundle(b).add(64 * j).cast()));
+                let levels = k.levels.add(c * width + 16 * g * GROUP);
+                let words = q.bytes.add(first * width + g * GROUP);
+                for j in 0..GROUP / 4 {
+                    let x: [__m512i; B] =
+                        std::array::from_fn(|b| _mm512_loadu_si512(levels.add(b * BUNDLE * width + 64 * j).cast()));
                     for (h, dots) in dots.iter_mut().enumerate() {
-                        let word = q.bytes.add((first + h) * width + 4 * j).cast::<i32>().read_unaligned();
-                        let word = _mm512_set1_epi32(word);
-                        for b in 0..2 {
+                        let word = _mm512_set1_epi32(words.add(h * width + 4 * j).cast::<i32>().read_unaligned());
+                        for b in 0..B {
                             dots[b] = _mm512_dpbusd_epi32(dots[b], x[b], word);
                         }
                     }
                 }
-                let scales = [0, 1].map(|b| _mm512_loadu_ps(k.scale_at(c + b * BUNDLE, g)));
+                let scales: [__m512; B] = std::array::from_fn(|b| _mm512_loadu_ps(k.scale_at(c + b * BUNDLE, g)));
                 for h in 0..H {
                     let of_query = _mm512_set1_ps(*q.scales.add((first + h) * groups + g));
-                    for b in 0..2 {
+                    for b in 0..B {
                         let dot = _mm512_cvtepi32_ps(dots[h][b]);
                         sums[h][b] = _mm512_fmadd_ps(dot, _mm512_mul_ps(scales[b], of_query), sums[h][b]);
                     }

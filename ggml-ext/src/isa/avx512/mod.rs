@@ -16,7 +16,7 @@ mod quads;
 mod unpack;
 
 use super::{compile_portable_kernels, scalar};
-use super::{Kernels, Queries, CELLS};
+use super::{Kernels, Queries, Sight, CELLS};
 use crate::codec::srft::Srft;
 use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;
@@ -40,6 +40,7 @@ pub fn kernels() -> Option<&'static Kernels> {
         gemm64: matrix::gemm64,
         transpose: matrix::transpose,
         softcap,
+        sight,
         mask_scores,
         exponentials,
         scale,

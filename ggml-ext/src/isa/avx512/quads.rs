@@ -8,7 +8,7 @@
 //! cells of sixteen values, and levels are never converted to floats. What a row loses is 1/65024 of the largest product
 //! of a cell's weight and scale in the block, far below what 8-bit queries leave.
 
-use super::unpack::{code_bytes, table, with_chunks, BlockChunks, Chunks, Rows, SrftChunks};
+use super::unpack::{code_bytes, forget, table, with_chunks, BlockChunks, Chunks, Rows, SrftChunks};
 use super::BIAS;
 use crate::codec::srft::Srft;
 use crate::isa::{by_rows, LevelBlock, LevelRows, BUNDLE, CELLS};
@@ -41,13 +41,14 @@ unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
     let words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     let bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     for first in (0..rows.n).step_by(4) {
+        let stride = forget(rows.stride);
         for chunk in 0..f.size() / 64 {
             // SAFETY: four rows, and a quad of the block.
             unsafe {
                 let from = rows.row(first).add(f.scale_bytes() + chunk * code_bytes(4, 64));
                 let out = out.levels.add(first * out.width + chunk * 256);
                 for half in 0..2 {
-                    let part = |i: usize| _mm_loadu_si128(from.add(i * rows.stride + 16 * half).cast());
+                    let part = |i: usize| _mm_loadu_si128(from.add(i * stride + 16 * half).cast());
                     let x = _mm512_castsi128_si512(part(0));
                     let x = _mm512_inserti32x4::<1>(x, part(1));
                     let x = _mm512_inserti32x4::<2>(x, part(2));
@@ -120,18 +121,18 @@ fn values_of_4(v: [__m512i; 4]) -> [__m512i; 4] {
     ]
 }
 
+/// Bundles of a block: sums are taken over all of them, since weights and scales are zero where there is no cell.
+const BUNDLES: usize = CELLS / BUNDLE;
+
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
-pub(super) unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
+pub(super) unsafe fn weigh_levels(v: LevelBlock, _n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
     // The largest scale of each cell: a sink has much weight and small values, and must not set the unit of the others.
-    let mut tops = [0.0f32; CELLS];
-    for c in (0..n).step_by(BUNDLE) {
-        // SAFETY: scales of a bundle.
-        unsafe {
-            let mut top = _mm512_setzero_ps();
-            for g in 0..v.groups() {
-                top = _mm512_max_ps(top, _mm512_abs_ps(_mm512_loadu_ps(v.scale_at(c, g))));
-            }
-            _mm512_storeu_ps(tops.as_mut_ptr().add(c), top);
+    let mut tops = [_mm512_setzero_ps(); BUNDLES];
+    for (b, top) in tops.iter_mut().enumerate() {
+        for g in 0..v.groups() {
+            // SAFETY: scales of a bundle.
+            let scales = unsafe { _mm512_loadu_ps(v.scale_at(b * BUNDLE, g)) };
+            *top = _mm512_max_ps(*top, _mm512_abs_ps(scales));
         }
     }
     by_rows!(rows, [1 2 3 4 5 6], |first, COUNT| {
@@ -139,8 +140,8 @@ pub(super) unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, 
         unsafe {
             let (weights, acc) = (weights.add(first * CELLS), acc.add(first * v.width));
             match v.group {
-                32 => weigh_rows::<COUNT, 2>(v, n, &tops, weights, acc),
-                _ => weigh_rows::<COUNT, 1>(v, n, &tops, weights, acc),
+                32 => weigh_rows::<COUNT, 2>(v, &tops, weights, acc),
+                _ => weigh_rows::<COUNT, 1>(v, &tops, weights, acc),
             }
         }
     });
@@ -151,51 +152,44 @@ pub(super) unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
 unsafe fn weigh_rows<const H: usize, const PIECES: usize>(
     v: LevelBlock,
-    n: usize,
-    tops: &[f32; CELLS],
+    tops: &[__m512; BUNDLES],
     weights: *const f32,
     acc: *mut f32,
 ) {
-    let (width, bundles) = (v.width, n.div_ceil(BUNDLE));
-    // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
+    let width = v.width;
+    let zero = _mm512_setzero_si512();
+    // SAFETY: H rows of CELLS weights and of `width` sums; a whole block.
     unsafe {
-        let mut scaled = [[_mm512_setzero_ps(); CELLS / BUNDLE]; H];
+        let mut scaled = [[_mm512_setzero_ps(); BUNDLES]; H];
         let mut unit = [0.0f32; H];
         for h in 0..H {
-            let w = |b: usize| _mm512_loadu_ps(weights.add(h * CELLS + b * BUNDLE));
+            let w: [__m512; BUNDLES] = std::array::from_fn(|b| _mm512_loadu_ps(weights.add(h * CELLS + b * BUNDLE)));
             let mut most = _mm512_setzero_ps();
-            for b in 0..bundles {
-                most = _mm512_max_ps(most, _mm512_mul_ps(w(b), _mm512_loadu_ps(tops.as_ptr().add(b * BUNDLE))));
+            for b in 0..BUNDLES {
+                most = _mm512_max_ps(most, _mm512_mul_ps(w[b], tops[b]));
             }
-            let largest = _mm512_reduce_max_ps(most);
             // Below this nothing is left in f32 either.
-            let factor = if largest > 1e-30 { LARGEST / largest } else { 0.0 };
-            unit[h] = if largest > 1e-30 { largest / LARGEST } else { 0.0 };
-            for b in 0..bundles {
-                scaled[h][b] = _mm512_mul_ps(w(b), _mm512_set1_ps(factor));
-            }
+            let largest = _mm512_reduce_max_ps(most).max(1e-30);
+            unit[h] = largest * (1.0 / LARGEST);
+            let factor = _mm512_set1_ps(LARGEST / largest);
+            scaled[h] = w.map(|w| _mm512_mul_ps(w, factor));
         }
         for g in 0..v.groups() {
-            let mut scales = [_mm512_setzero_ps(); CELLS / BUNDLE];
-            for (b, s) in scales[..bundles].iter_mut().enumerate() {
-                *s = _mm512_loadu_ps(v.scale_at(b * BUNDLE, g));
-            }
-            let mut split = [SplitWeights { high: [0; CELLS], low: [0; CELLS], bias: 0 }; H];
+            let scales: [__m512; BUNDLES] = std::array::from_fn(|b| _mm512_loadu_ps(v.scale_at(b * BUNDLE, g)));
+            let mut split = [SplitWeights { high: [0; CELLS / 4], low: [0; CELLS / 4], bias: zero }; H];
             for h in 0..H {
-                split[h] = split_weights(&scaled[h], &scales);
+                split_weights(&scaled[h], &scales, &mut split[h]);
             }
-            let mut high = [[_mm512_setzero_si512(); PIECES]; H];
-            let mut low = [[_mm512_setzero_si512(); PIECES]; H];
-            for b in 0..bundles {
+            let mut high = [[zero; PIECES]; H];
+            let mut low = [[zero; PIECES]; H];
+            for b in 0..BUNDLES {
                 for quad in 0..4 {
                     let levels = v.levels.add((b * BUNDLE + 4 * quad) * width + 64 * g * PIECES);
                     let x: [__m512i; PIECES] = std::array::from_fn(|i| _mm512_loadu_si512(levels.add(64 * i).cast()));
                     for h in 0..H {
                         // Quads lie in the order that packing leaves them in.
-                        let at = 4 * (4 * quad + b);
-                        let word =
-                            |w: &[i8; CELLS]| _mm512_set1_epi32(w.as_ptr().add(at).cast::<i32>().read_unaligned());
-                        let (up, down) = (word(&split[h].high), word(&split[h].low));
+                        let at = 4 * quad + b;
+                        let (up, down) = (_mm512_set1_epi32(split[h].high[at]), _mm512_set1_epi32(split[h].low[at]));
                         for i in 0..PIECES {
                             high[h][i] = _mm512_dpbusd_epi32(high[h][i], x[i], up);
                             low[h][i] = _mm512_dpbusd_epi32(low[h][i], x[i], down);
@@ -206,7 +200,7 @@ unsafe fn weigh_rows<const H: usize, const PIECES: usize>(
             for h in 0..H {
                 for i in 0..PIECES {
                     let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[h][i]), low[h][i]);
-                    let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(split[h].bias)));
+                    let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, split[h].bias));
                     let to = acc.add(h * width + 16 * (g * PIECES + i));
                     _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, _mm512_set1_ps(unit[h]), _mm512_loadu_ps(to)));
                 }
@@ -219,28 +213,32 @@ unsafe fn weigh_rows<const H: usize, const PIECES: usize>(
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct SplitWeights {
-    high: [i8; CELLS],
-    low: [i8; CELLS],
-    /// What the bias of the levels adds to a sum.
-    bias: i32,
+    high: [i32; CELLS / 4],
+    low: [i32; CELLS / 4],
+    /// What the bias of the levels adds to a sum, in every lane.
+    bias: __m512i,
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn split_weights(weights: &[__m512; CELLS / BUNDLE], scales: &[__m512; CELLS / BUNDLE]) -> SplitWeights {
+fn split_weights(weights: &[__m512; BUNDLES], scales: &[__m512; BUNDLES], split: &mut SplitWeights) {
     let product = |b: usize| _mm512_cvtps_epi32(_mm512_mul_ps(weights[b], scales[b]));
     let pairs = [_mm512_packs_epi32(product(0), product(1)), _mm512_packs_epi32(product(2), product(3))];
     let one = _mm512_set1_epi16(1);
-    let total = _mm512_add_epi32(_mm512_madd_epi16(pairs[0], one), _mm512_madd_epi16(pairs[1], one));
+    let mut total = _mm512_add_epi32(_mm512_madd_epi16(pairs[0], one), _mm512_madd_epi16(pairs[1], one));
+    total = _mm512_add_epi32(total, _mm512_shuffle_i32x4::<0x4e>(total, total));
+    total = _mm512_add_epi32(total, _mm512_shuffle_i32x4::<0xb1>(total, total));
+    total = _mm512_add_epi32(total, _mm512_shuffle_epi32::<0x4e>(total));
+    total = _mm512_add_epi32(total, _mm512_shuffle_epi32::<0xb1>(total));
     // x = 256 * high + low with low in -128..128.
     let high = pairs.map(|x| _mm512_srai_epi16::<8>(_mm512_add_epi16(x, _mm512_set1_epi16(128))));
     let low = pairs.map(|x| _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(x)));
-    let mut split =
-        SplitWeights { high: [0; CELLS], low: [0; CELLS], bias: i32::from(BIAS) * _mm512_reduce_add_epi32(total) };
+    split.bias = _mm512_slli_epi32::<7>(total);
     // SAFETY: 64 bytes each.
     unsafe {
-        _mm512_storeu_si512(split.high.as_mut_ptr().cast(), _mm512_packs_epi16(high[0], high[1]));
-        _mm512_storeu_si512(split.low.as_mut_ptr().cast(), _mm512_packs_epi16(low[0], low[1]));
+        _mm512_store_si512(split.high.as_mut_ptr().cast(), _mm512_packs_epi16(high[0], high[1]));
+        _mm512_store_si512(split.low.as_mut_ptr().cast(), _mm512_packs_epi16(low[0], low[1]));
     }
-    split
 }
+
+const _: () = assert!(BIAS == 1 << 7);

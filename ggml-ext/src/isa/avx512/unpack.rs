@@ -6,7 +6,8 @@
 use super::{columns, quads};
 use crate::codec::plain::BLOCK;
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
-use crate::isa::{LevelBlock, LevelRows, Role, BUNDLE, MAX_ROW_BYTES};
+use crate::isa::{LevelBlock, LevelRows, Role, BUNDLE, CELLS, MAX_ROW_BYTES};
+use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
@@ -25,6 +26,12 @@ pub(super) unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: 
                 std::ptr::copy_nonoverlapping(row, copy.add(i * bytes), bytes);
             }
             unpack_bundles(Rows { kind: rows, data: copy, stride: bytes, n: BUNDLE }, role, whole, out);
+        }
+        // Sums are taken over whole blocks: what is not there counts nothing.
+        for c in (n.next_multiple_of(BUNDLE)..CELLS).step_by(BUNDLE) {
+            for g in 0..out.groups() {
+                _mm512_storeu_ps(out.scale_at(c, g), _mm512_setzero_ps());
+            }
         }
     }
 }
@@ -202,8 +209,9 @@ impl Rows {
             // SAFETY: a bundle of rows and of the block.
             unsafe {
                 let mut to = out.scale_at(first, 0);
+                let stride = forget(self.stride);
                 for g in (0..groups).step_by(if step == 2 { 2 } else { 1 }) {
-                    let words = words(self.row(first).add(start + g * step), self.stride);
+                    let words = words(self.row(first).add(start + g * step), stride);
                     store_scales(_mm512_cvtepi32_epi16(words), unit, to);
                     to = to.add(BUNDLE);
                     // Neighbours come with the same words.
@@ -219,6 +227,16 @@ impl Rows {
             }
         }
     }
+}
+
+/// The same number, of which the compiler knows nothing: it would keep sixteen row pointers where one and multiples of the
+/// stride do, and spend more instructions on saving and loading them than on the rows. (Not `pure`, or it would be moved
+/// out of the loop.)
+#[inline(always)]
+pub(super) fn forget(mut x: usize) -> usize {
+    // SAFETY: nothing happens.
+    unsafe { asm!("/* {0} */", inout(reg) x, options(nomem, nostack, preserves_flags)) };
+    x
 }
 
 /// The four bytes at `p` and those of the fifteen rows after it; inside the rows, since codes follow scales.
