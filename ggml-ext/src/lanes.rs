@@ -4,6 +4,8 @@
 //! one fixed tree. [`Lanes`] is that definition in plain Rust; each instruction set has a type of its own behind
 //! [`Simd`], and since none of them reorders anything, code written on the trait gives the same bits everywhere.
 
+use crate::rotation::Rotation;
+
 /// The number of lanes.
 pub const LANES: usize = 16;
 
@@ -45,6 +47,24 @@ pub trait Simd: Copy {
     fn largest(self) -> f32;
     /// The smallest lane.
     fn smallest(self) -> f32;
+    /// y = R x. A call, not inlined: the transforms are large, and there is one for each head size.
+    fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {
+        rotate(r, x, y);
+    }
+    /// x = R^-1 y.
+    fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]) {
+        rotate_back(r, y, x);
+    }
+}
+
+#[inline(never)]
+fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {
+    r.forward(x, y);
+}
+
+#[inline(never)]
+fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]) {
+    r.backward(y, x);
 }
 
 /// [`Simd`] in plain Rust.

@@ -19,6 +19,11 @@
 //! radix 4 2 3 5 7, real and imaginary parts apart so that the loops are plain vector loops), then unmixed. The inverse
 //! runs the same steps backwards; since the transform is orthonormal it is also the transpose.
 //!
+//! [`Rotation::projection`] is two more transforms of the same shape with signs of their own, one after the other. The sign
+//! bits of QJL and TurboQuant are taken behind them: two in a row make a Gaussian of any vector to within what statistics
+//! can see. One alone makes a sine wave of a vector with a single large channel, and leaves TurboQuant's scores with
+//! a bias of 0.07%, against less than 0.01%.
+//!
 //! The order of operations is part of the format (codes must not depend on the CPU): one source, compiled for each
 //! instruction set, no reassociation.
 
@@ -32,6 +37,8 @@ pub const MAX_HEAD: usize = 576;
 
 /// The seed of the signs: version 1 of the format.
 const SIGN_SEED: u64 = 0x5352_4654_0000_0001;
+/// The same for [`Rotation::projection`].
+const PROJECTION_SEEDS: [u64; 2] = [0x514a_4c53_0000_0001, 0x514a_4c53_0001_0001];
 
 const MAX_N: usize = MAX_HEAD / 2;
 /// Room for one value more, so that a spectrum can be mirrored.
@@ -93,12 +100,20 @@ impl Rotation {
     pub fn of(size: usize) -> Option<&'static Rotation> {
         static PLANS: [OnceLock<Rotation>; HEAD_SIZES.len()] = [const { OnceLock::new() }; HEAD_SIZES.len()];
         let index = HEAD_SIZES.iter().position(|&s| s == size)?;
-        Some(PLANS[index].get_or_init(|| Rotation::new(size)))
+        Some(PLANS[index].get_or_init(|| Rotation::new(size, SIGN_SEED)))
     }
 
-    fn new(size: usize) -> Rotation {
+    /// The two transforms that sign bits are taken behind, in the order in which they are applied.
+    pub fn projection(size: usize) -> Option<[&'static Rotation; 2]> {
+        static PLANS: [OnceLock<[Rotation; 2]>; HEAD_SIZES.len()] = [const { OnceLock::new() }; HEAD_SIZES.len()];
+        let index = HEAD_SIZES.iter().position(|&s| s == size)?;
+        let [first, second] = PLANS[index].get_or_init(|| PROJECTION_SEEDS.map(|seed| Rotation::new(size, seed)));
+        Some([first, second])
+    }
+
+    fn new(size: usize, seed: u64) -> Rotation {
         let n = size / 2;
-        let mut seed = SIGN_SEED ^ ((size as u64) << 32);
+        let mut seed = seed ^ ((size as u64) << 32);
         let signs = (0..size).map(|_| if splitmix(&mut seed) >> 63 == 0 { 1.0 } else { -1.0 }).collect();
         let mut stages = Vec::new();
         let mut left = n;
@@ -338,18 +353,18 @@ const COS_SIN: [[(f32, f32); 7]; 8] = {
 };
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Row y of the packed transform, straight from the definition in f64.
-    fn naive(rotation: &Rotation, x: &[f32]) -> Vec<f64> {
+    pub(crate) fn naive(rotation: &Rotation, x: &[f64]) -> Vec<f64> {
         let n = rotation.size;
         let mut y = vec![0.0; n];
         for k in 0..=n / 2 {
             let (mut re, mut im) = (0.0, 0.0);
             for j in 0..n {
                 let angle = -2.0 * std::f64::consts::PI * (j * k % n) as f64 / n as f64;
-                let v = x[j] as f64 * rotation.signs[j] as f64;
+                let v = x[j] * rotation.signs[j] as f64;
                 re += v * angle.cos();
                 im += v * angle.sin();
             }
@@ -363,20 +378,31 @@ mod tests {
         y
     }
 
+    /// Both transforms of a projection.
+    pub(crate) fn naive_projection(size: usize, x: &[f64]) -> Vec<f64> {
+        Rotation::projection(size).unwrap().iter().fold(x.to_vec(), |x, r| naive(r, &x))
+    }
+
     fn noise(n: usize, seed: u64) -> Vec<f32> {
         let mut s = seed;
         (0..n).map(|_| (splitmix(&mut s) >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
     }
 
+    fn plans(size: usize) -> [&'static Rotation; 3] {
+        let [first, second] = Rotation::projection(size).unwrap();
+        [Rotation::of(size).unwrap(), first, second]
+    }
+
     #[test]
     fn agrees_with_the_naive_dft_and_comes_back() {
-        for size in HEAD_SIZES {
-            let r = Rotation::of(size).unwrap();
+        for r in HEAD_SIZES.iter().flat_map(|&s| plans(s)) {
+            let size = r.size();
             for seed in 0..4 {
                 let x = noise(size, seed);
+                let wide: Vec<f64> = x.iter().map(|&x| x as f64).collect();
                 let (mut y, mut back) = (vec![0.0; size], vec![0.0; size]);
                 r.forward(&x, &mut y);
-                for (i, (a, b)) in y.iter().zip(naive(r, &x)).enumerate() {
+                for (i, (a, b)) in y.iter().zip(naive(r, &wide)).enumerate() {
                     assert!((*a as f64 - b).abs() < 2e-6, "size {size}, y[{i}] = {a}, wanted {b}");
                 }
                 r.backward(&y, &mut back);
@@ -410,16 +436,26 @@ mod tests {
 
     #[test]
     fn signs_are_those_of_version_1() {
-        let digest = |size| {
-            let signs = &Rotation::of(size).unwrap().signs;
-            signs[..64].iter().fold(0u64, |d, &s| d << 1 | u64::from(s < 0.0))
-        };
+        let digest =
+            |r: &Rotation| format!("{:016x}", r.signs[..64].iter().fold(0u64, |d, &s| d << 1 | u64::from(s < 0.0)));
         // State files depend on these for ever.
-        let got: Vec<String> = HEAD_SIZES.iter().map(|&s| format!("{:016x}", digest(s))).collect();
         for (i, &size) in HEAD_SIZES.iter().enumerate() {
-            assert_eq!(got[i], VERSION_1[i], "head size {size}");
+            assert_eq!(digest(Rotation::of(size).unwrap()), VERSION_1[i], "head size {size}");
+            assert_eq!(Rotation::projection(size).unwrap().map(digest), PROJECTION_1[i], "head size {size}");
         }
     }
+
+    const PROJECTION_1: [[&str; 2]; 9] = [
+        ["5416d21bba652935", "6785e4c66a9c57be"],
+        ["45d4df4049487441", "9443e2fd18785496"],
+        ["2ce9a363019b7149", "32633cd133813bdb"],
+        ["7ad43f87c507c2d1", "1fbf78da25105f1d"],
+        ["06301cff60ffba54", "7c1e2cd8cdc1ef22"],
+        ["7da204a2d9e798ad", "4372efe08ee6a898"],
+        ["6ebbc661c14c773d", "edd2d9346803098b"],
+        ["0f60e621738a0a1d", "c8264ff84b885ec4"],
+        ["d578126bbccfde78", "1c989155300822db"],
+    ];
 
     const VERSION_1: [&str; 9] = [
         "54a8f85e07b03fd1",

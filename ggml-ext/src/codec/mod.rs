@@ -1,4 +1,35 @@
 //! How rows are stored. A codec knows nothing of ggml, and the instruction sets know nothing of attention.
 
 pub mod plain;
+pub mod polar;
+pub mod qjl;
 pub mod srft;
+pub mod turbo;
+
+use half::f16;
+
+/// Larger values are stored as this.
+const INPUT_LIMIT: f32 = 1e6;
+
+/// What is not a number becomes 0, what is beyond the limit the limit: a bad row stays finite and harms no other.
+#[inline(always)]
+pub(crate) fn clean(x: &[f32], out: &mut [f32]) {
+    for (c, &x) in out.iter_mut().zip(x) {
+        let x = if x.is_nan() { 0.0 } else { x };
+        *c = x.clamp(-INPUT_LIMIT, INPUT_LIMIT);
+    }
+}
+
+/// Stores a scale as f16, saturated, and returns what a reader will find.
+#[inline(always)]
+pub(crate) fn store_scale(scale: f32, to: &mut [u8]) -> f32 {
+    let stored = f16::from_f32(scale.clamp(-65504.0, 65504.0));
+    to[..2].copy_from_slice(&stored.to_le_bytes());
+    stored.to_f32()
+}
+
+/// Reads a stored scale; any bytes are something finite.
+#[inline(always)]
+pub(crate) fn load_scale(from: &[u8]) -> f32 {
+    srft::finite(f16::from_le_bytes([from[0], from[1]]))
+}

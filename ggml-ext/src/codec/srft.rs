@@ -39,7 +39,6 @@ pub const GROUP: usize = 32;
 /// A decoded value is level * scale / SCALE_UNIT, which keeps the stored scale in the range of the values themselves.
 pub const SCALE_UNIT: f32 = 128.0;
 
-const INPUT_LIMIT: f32 = 1e6;
 /// Groups below this are zero: f16 has no scale for them.
 const SMALLEST: f32 = 1e-9;
 
@@ -126,10 +125,7 @@ impl Srft {
     #[inline(always)]
     pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
         let mut clean = [0.0f32; MAX_HEAD];
-        for (c, &x) in clean[..self.size].iter_mut().zip(x) {
-            let x = if x.is_nan() { 0.0 } else { x };
-            *c = x.clamp(-INPUT_LIMIT, INPUT_LIMIT);
-        }
+        super::clean(x, &mut clean[..self.size]);
         let mut rotated = [0.0f32; MAX_HEAD];
         self.rotation().forward(&clean, &mut rotated);
         self.encode_rotated::<S>(&rotated[..self.size], row);
@@ -151,8 +147,7 @@ impl Srft {
                 (_, GROUP) => encode_group::<S, 4, 2>(&LEVELS_2, x, codes),
                 _ => encode_group::<S, 4, 1>(&LEVELS_2, x, codes),
             };
-            let stored = f16::from_f32((scale * SCALE_UNIT).clamp(-65504.0, 65504.0));
-            scales[2 * g..2 * g + 2].copy_from_slice(&stored.to_le_bytes());
+            super::store_scale(scale * SCALE_UNIT, &mut scales[2 * g..]);
         }
         self.pack(&codes[..self.size], body);
     }
@@ -183,25 +178,36 @@ impl Srft {
     pub fn unpack(self, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
         let (stored, body) = row[..self.row_bytes()].split_at(self.scale_bytes());
         for (s, b) in scales.iter_mut().zip(stored.chunks_exact(2)) {
-            *s = finite(f16::from_le_bytes([b[0], b[1]])) / SCALE_UNIT;
+            *s = super::load_scale(b) / SCALE_UNIT;
         }
-        for (start, c) in self.chunks() {
-            let bytes = &body[start * self.bits as usize / 8..][..c * self.bits as usize / 8];
-            for (i, level) in levels[start..start + c].iter_mut().enumerate() {
-                *level = match self.bits {
-                    8 => bytes[i] as i8,
-                    4 => LEVELS_4.table[usize::from(bytes[i % (c / 2)] >> (4 * (i / (c / 2))) & 15)],
-                    3 => {
-                        LEVELS_3.table[usize::from(two_bits(bytes, i, c) | (bytes[c / 4 + i / 8] >> (i % 8) & 1) << 2)]
-                    }
-                    _ => LEVELS_2.table[usize::from(two_bits(bytes, i, c))],
-                };
-            }
+        for (level, code) in levels[..self.size].iter_mut().zip(self.codes(body)) {
+            *level = match self.bits {
+                8 => code as i8,
+                4 => LEVELS_4.table[usize::from(code)],
+                3 => LEVELS_3.table[usize::from(code)],
+                _ => LEVELS_2.table[usize::from(code)],
+            };
         }
     }
 
+    /// The codes of a row's body, in the order of the values.
     #[inline(always)]
-    fn pack(self, codes: &[u8], body: &mut [u8]) {
+    pub(crate) fn codes(self, body: &[u8]) -> impl Iterator<Item = u8> + '_ {
+        let bits = self.bits as usize;
+        self.chunks().flat_map(move |(start, c)| {
+            let bytes = &body[start * bits / 8..][..c * bits / 8];
+            (0..c).map(move |i| match bits {
+                8 => bytes[i],
+                4 => bytes[i % (c / 2)] >> (4 * (i / (c / 2))) & 15,
+                3 => two_bits(bytes, i, c) | (bytes[c / 4 + i / 8] >> (i % 8) & 1) << 2,
+                _ => two_bits(bytes, i, c),
+            })
+        })
+    }
+
+    /// Codes, one a byte, to the body of a row.
+    #[inline(always)]
+    pub(crate) fn pack(self, codes: &[u8], body: &mut [u8]) {
         body.fill(0);
         for (start, c) in self.chunks() {
             let codes = &codes[start..start + c];
