@@ -51,6 +51,9 @@ int32_t ggml_ext_resolve(int32_t type, char side, int32_t layer, int32_t head_si
 // Rows of concrete types: n is a multiple of the head size. False (nothing written) for other ids or sizes.
 bool ggml_ext_encode(int32_t type, const float * src, void * dst, int64_t n);
 bool ggml_ext_decode(int32_t type, const void * src, float * dst, int64_t n);
+// The vectors whose products with queries are the scores: what rows decode to, except where a type's estimate without
+// bias is not its best reconstruction (turbo, qjl). For tests.
+bool ggml_ext_decode_key(int32_t type, const void * src, float * dst, int64_t n);
 // The scalar definition of the format, whatever the CPU offers: what every fast path is compared with.
 bool ggml_ext_encode_ref(int32_t type, const float * src, void * dst, int64_t n);
 

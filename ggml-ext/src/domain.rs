@@ -2,9 +2,14 @@
 //!
 //! Attention brings queries into K's space once per row and results back from V's once per row; nothing else is ever
 //! rotated.
+//!
+//! Where a row holds two parts side by side, the levels of a rotated head and signs of its projection, a query enters as
+//! both and a sum leaves as one: see [`crate::codec::turbo`].
 
-use crate::isa::Kernels;
-use crate::rotation::Rotation;
+use crate::codec::format::Format;
+use crate::codec::qjl::score_factor;
+use crate::isa::{padded, Kernels};
+use crate::rotation::{Rotation, MAX_HEAD};
 
 /// How a head of the model relates to what is stored.
 #[derive(Clone, Copy)]
@@ -13,6 +18,21 @@ pub enum Domain {
     Plain,
     /// Stored as R x.
     Rotated(&'static Rotation),
+    /// Signs of P x. Queries are multiplied by what takes the bias from their scores.
+    Projected([&'static Rotation; 2]),
+    /// Levels of R x, and from `padded(size)` values on signs of P R x.
+    Both(&'static Rotation, [&'static Rotation; 2]),
+}
+
+impl From<Format> for Domain {
+    fn from(format: Format) -> Domain {
+        match format {
+            Format::Srft(f) => Domain::Rotated(f.rotation()),
+            Format::Polar(f) => Domain::Rotated(f.rotation()),
+            Format::Turbo(f) => Domain::Both(f.rotation(), f.projection()),
+            Format::Qjl(f) => Domain::Projected(f.projection()),
+        }
+    }
 }
 
 impl Domain {
@@ -25,6 +45,18 @@ impl Domain {
             Domain::Plain => out[..x.len()].copy_from_slice(x),
             // SAFETY: the caller's promise.
             Domain::Rotated(r) => unsafe { (kernels.rotate)(r, x, out) },
+            // SAFETY: the caller's promise.
+            Domain::Projected(p) => unsafe { project(kernels, p, x, out) },
+            Domain::Both(r, p) => {
+                let (first, second) = out.split_at_mut(padded(x.len()));
+                // SAFETY: the caller's promise; the row is two padded heads wide.
+                unsafe {
+                    (kernels.rotate)(r, x, first);
+                    project(kernels, p, &first[..x.len()], second);
+                }
+                first[x.len()..].fill(0.0);
+                return second[x.len()..].fill(0.0);
+            }
         }
         out[x.len()..].fill(0.0);
     }
@@ -38,6 +70,40 @@ impl Domain {
             Domain::Plain => out.copy_from_slice(&y[..out.len()]),
             // SAFETY: the caller's promise.
             Domain::Rotated(r) => unsafe { (kernels.rotate_back)(r, y, out) },
+            // SAFETY: the caller's promise.
+            Domain::Projected(p) => unsafe { project_back(kernels, p, y, out) },
+            Domain::Both(r, p) => {
+                let mut sum = [0.0f32; MAX_HEAD];
+                let (first, second) = y.split_at(padded(out.len()));
+                // SAFETY: the caller's promise.
+                unsafe { project_back(kernels, p, second, &mut sum) };
+                for (s, x) in sum.iter_mut().zip(&first[..out.len()]) {
+                    *s += x;
+                }
+                // SAFETY: the caller's promise.
+                unsafe { (kernels.rotate_back)(r, &sum, out) };
+            }
         }
+    }
+}
+
+/// P x, times the factor that scores by signs want.
+unsafe fn project(kernels: &Kernels, [first, second]: [&Rotation; 2], x: &[f32], out: &mut [f32]) {
+    let mut half = [0.0f32; MAX_HEAD];
+    // SAFETY: the kernels can run here.
+    unsafe {
+        (kernels.rotate)(first, x, &mut half);
+        (kernels.rotate)(second, &half, out);
+        (kernels.scale)(&mut out[..x.len()], score_factor(x.len()));
+    }
+}
+
+/// P^-1 y.
+unsafe fn project_back(kernels: &Kernels, [first, second]: [&Rotation; 2], y: &[f32], out: &mut [f32]) {
+    let mut half = [0.0f32; MAX_HEAD];
+    // SAFETY: the kernels can run here.
+    unsafe {
+        (kernels.rotate_back)(second, y, &mut half);
+        (kernels.rotate_back)(first, &half, out);
     }
 }

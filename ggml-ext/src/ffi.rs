@@ -1,8 +1,9 @@
 //! The C boundary: include/ggml-ext.h. Nothing unwinds across it.
 
 use crate::attention::{self, Attention, AttentionOp};
-use crate::codec::srft::Srft;
+use crate::codec::format::Format;
 use crate::isa;
+use crate::lanes::Lanes;
 use crate::rows;
 use crate::table::{self, Concrete, Entry, Family};
 use crate::tensor::Tensor;
@@ -155,7 +156,7 @@ fn serves(f: &Family, side: char) -> Result<(), String> {
     if ok {
         Ok(())
     } else {
-        Err(format!("{} is not for {side}: use {}", f.name, others.join(", ")))
+        Err(format!("{} is not for {side} ({}); use {}", f.name, f.refusal, others.join(", ")))
     }
 }
 
@@ -242,7 +243,7 @@ pub unsafe extern "C" fn ggml_ext_resolve(
 }
 
 /// The format of an id and the number of rows that n values are.
-fn row_format(id: i32, n: i64) -> Option<(Srft, usize)> {
+fn row_format(id: i32, n: i64) -> Option<(Format, usize)> {
     let Some(Entry::Concrete(c)) = table::by_id(id) else { return None };
     let n = usize::try_from(n).ok()?;
     (n % c.head_size == 0).then(|| (c.format(), n / c.head_size))
@@ -293,6 +294,23 @@ pub unsafe extern "C" fn ggml_ext_decode(id: i32, src: *const u8, dst: *mut f32,
                 let row = std::slice::from_raw_parts(src.add(r * f.row_bytes()), f.row_bytes());
                 let x = std::slice::from_raw_parts_mut(dst.add(r * f.size()), f.size());
                 (kernels.decode)(f, row, x);
+            }
+        }
+        true
+    })
+}
+
+/// # Safety
+/// As [`ggml_ext_decode`].
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_decode_key(id: i32, src: *const u8, dst: *mut f32, n: i64) -> bool {
+    guarded(false, || {
+        let Some((f, rows)) = row_format(id, n) else { return false };
+        for r in 0..rows {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let row = std::slice::from_raw_parts(src.add(r * f.row_bytes()), f.row_bytes());
+                f.decode_key::<Lanes>(row, std::slice::from_raw_parts_mut(dst.add(r * f.size()), f.size()));
             }
         }
         true

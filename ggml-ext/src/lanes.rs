@@ -48,23 +48,9 @@ pub trait Simd: Copy {
     /// The smallest lane.
     fn smallest(self) -> f32;
     /// y = R x. A call, not inlined: the transforms are large, and there is one for each head size.
-    fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {
-        rotate(r, x, y);
-    }
+    fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]);
     /// x = R^-1 y.
-    fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]) {
-        rotate_back(r, y, x);
-    }
-}
-
-#[inline(never)]
-fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {
-    r.forward(x, y);
-}
-
-#[inline(never)]
-fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]) {
-    r.backward(y, x);
+    fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]);
 }
 
 /// [`Simd`] in plain Rust.
@@ -195,6 +181,16 @@ impl Simd for Lanes {
     #[inline(always)]
     fn smallest(self) -> f32 {
         self.fold(|a, b| if a < b { a } else { b })
+    }
+
+    #[inline(never)]
+    fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {
+        r.forward(x, y);
+    }
+
+    #[inline(never)]
+    fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]) {
+        r.backward(y, x);
     }
 }
 

@@ -4,7 +4,11 @@
 //! Ids are stable for ever, state files hold them: 128 + 16 * family + position in [`HEAD_SIZES`], and position 15
 //! for the family as a whole.
 
+use crate::codec::format::Format;
+use crate::codec::polar::Polar;
+use crate::codec::qjl::Qjl;
 use crate::codec::srft::Srft;
+use crate::codec::turbo::Turbo;
 use crate::rotation::HEAD_SIZES;
 
 /// The first id that is ours.
@@ -14,6 +18,19 @@ const IDS_PER_FAMILY: i32 = 16;
 /// The place of the family itself among its ids.
 const FAMILY_SLOT: i32 = 15;
 
+/// What rows of a family are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// [`crate::codec::srft`]
+    Srft,
+    /// [`crate::codec::polar`]
+    Polar,
+    /// [`crate::codec::turbo`]
+    Turbo,
+    /// [`crate::codec::qjl`]
+    Qjl,
+}
+
 /// A family of types.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Family {
@@ -21,52 +38,114 @@ pub struct Family {
     pub name: &'static str,
     /// The number that ids are made from: never reused.
     pub number: i32,
+    /// The codec.
+    pub kind: Kind,
     /// Bits of a code.
     pub bits: u32,
     /// May it hold keys?
     pub serves_k: bool,
     /// May it hold values?
     pub serves_v: bool,
+    /// Why a side is not served, where one is not.
+    pub refusal: &'static str,
     /// One line for the type table.
     pub summary: &'static str,
 }
 
-static FAMILIES: [Family; 4] = [
+static FAMILIES: [Family; 9] = [
     Family {
         name: "srft8",
         number: 0,
+        kind: Kind::Srft,
         bits: 8,
         serves_k: true,
         serves_v: true,
+        refusal: "",
         summary: "SRFT, 8-bit levels, f16 scale per 32",
     },
     Family {
         name: "srft4",
         number: 1,
+        kind: Kind::Srft,
         bits: 4,
         serves_k: true,
         serves_v: true,
+        refusal: "",
         summary: "SRFT, 16-level table, f16 scale per 32",
     },
     Family {
         name: "srft3",
         number: 2,
+        kind: Kind::Srft,
         bits: 3,
         serves_k: true,
         serves_v: true,
+        refusal: "",
         summary: "SRFT, 8-level table, f16 scale per 32",
     },
     Family {
         name: "srft2",
         number: 3,
+        kind: Kind::Srft,
         bits: 2,
         serves_k: true,
         serves_v: true,
+        refusal: "",
         summary: "SRFT, 4-level table, f16 scale per 32",
+    },
+    Family {
+        name: "polar4",
+        number: 6,
+        kind: Kind::Polar,
+        bits: 4,
+        serves_k: true,
+        serves_v: true,
+        refusal: "",
+        summary: "PolarQuant: blocks of 16 as angles of 4+2+2+2 bits and an f16 radius",
+    },
+    Family {
+        name: "polar3",
+        number: 7,
+        kind: Kind::Polar,
+        bits: 3,
+        serves_k: true,
+        serves_v: true,
+        refusal: "",
+        summary: "PolarQuant: blocks of 16 as angles of 3+2+2+2 bits and an f16 radius",
+    },
+    Family {
+        name: "turbo4",
+        number: 8,
+        kind: Kind::Turbo,
+        bits: 4,
+        serves_k: true,
+        serves_v: true,
+        refusal: "",
+        summary: "TurboQuant: Lloyd-Max at 3 bits, signs of the residual, two f16 norms",
+    },
+    Family {
+        name: "turbo3",
+        number: 9,
+        kind: Kind::Turbo,
+        bits: 3,
+        serves_k: true,
+        serves_v: true,
+        refusal: "",
+        summary: "TurboQuant: Lloyd-Max at 2 bits, signs of the residual, two f16 norms",
+    },
+    Family {
+        name: "qjl1",
+        number: 10,
+        kind: Kind::Qjl,
+        bits: 1,
+        serves_k: true,
+        serves_v: false,
+        refusal: "signs alone estimate products with keys, but lose 36% of a value",
+        summary: "QJL: signs of a projection, f16 norm",
     },
 ];
 
-/// All families, best quality first.
+/// All families, those of a codec together, best quality first.
 pub fn families() -> &'static [Family] {
     &FAMILIES
 }
@@ -110,8 +189,15 @@ impl Concrete {
     }
 
     /// The row format.
-    pub fn format(self) -> Srft {
-        Srft::new(self.family.bits, self.head_size).expect("families serve the head sizes they list")
+    pub fn format(self) -> Format {
+        let (bits, size) = (self.family.bits, self.head_size);
+        match self.family.kind {
+            Kind::Srft => Srft::new(bits, size).map(Format::Srft),
+            Kind::Polar => Polar::new(bits, size).map(Format::Polar),
+            Kind::Turbo => Turbo::new(bits, size).map(Format::Turbo),
+            Kind::Qjl => Qjl::new(size).map(Format::Qjl),
+        }
+        .expect("families serve the head sizes they list")
     }
 
     /// Bytes of the row of one head.
@@ -181,6 +267,11 @@ mod tests {
         assert_eq!(id("srft4"), 159);
         assert_eq!(id("srft3_576"), 168);
         assert_eq!(id("srft2_80"), 177);
+        assert_eq!(id("polar4_64"), 224);
+        assert_eq!(id("polar3_128"), 244);
+        assert_eq!(id("turbo4"), 271);
+        assert_eq!(id("turbo3_80"), 273);
+        assert_eq!(id("qjl1_576"), 296);
     }
 
     #[test]
@@ -206,9 +297,18 @@ mod tests {
 
     #[test]
     fn bits_per_value_are_the_published_ones() {
-        for (name, bits) in
-            [("srft8_128", 8.5), ("srft4_128", 4.5), ("srft3_64", 3.5), ("srft2_576", 2.5), ("srft4_80", 5.0)]
-        {
+        for (name, bits) in [
+            ("srft8_128", 8.5),
+            ("srft4_128", 4.5),
+            ("srft3_64", 3.5),
+            ("srft2_576", 2.5),
+            ("srft4_80", 5.0),
+            ("polar4_128", 3.875),
+            ("polar3_128", 3.375),
+            ("turbo4_128", 4.25),
+            ("turbo3_128", 3.25),
+            ("qjl1_128", 1.125),
+        ] {
             let Some(Entry::Concrete(c)) = by_name(name) else { panic!("{name}") };
             assert_eq!(c.bits_per_value(), bits, "{name}");
         }

@@ -1,6 +1,7 @@
 //! Tensors as ggml lays them out, described plainly, and how rows of them are read.
 
 use crate::codec::plain::{Plain, BLOCK};
+use crate::codec::polar::Polar;
 use crate::domain::Domain;
 use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role};
 use crate::rotation::MAX_HEAD;
@@ -144,8 +145,10 @@ impl Side {
             if ne0 > c.head_size || ne0 == 0 || tensor.nb[0] != c.row_bytes() {
                 return Err(format!("{name} of type {} has rows of {ne0} values, wanted {}", c.name(), c.head_size));
             }
-            let format = c.format();
-            (Reader::Levels(LevelRows::Srft(format)), c.head_size, Domain::Rotated(format.rotation()))
+            if name == "V" && !c.family.serves_v {
+                return Err(format!("{} is not for V: {}", c.name(), c.family.refusal));
+            }
+            (Reader::Levels(c.format().into()), c.head_size, c.format().into())
         } else {
             if ne0 == 0 || ne0 > MAX_HEAD {
                 return Err(format!("{name} has rows of {ne0} values, wanted 1 to {MAX_HEAD}"));
@@ -173,6 +176,34 @@ impl Side {
     /// Does it unpack to levels?
     pub fn has_levels(&self) -> bool {
         matches!(self.reader, Reader::Levels(_))
+    }
+
+    /// The format whose scores are taken by the tables of queries.
+    pub fn contracted(&self) -> Option<Polar> {
+        match self.reader {
+            Reader::Levels(LevelRows::Polar(f)) => Some(f),
+            _ => None,
+        }
+    }
+
+    /// Scores of cells by the tables of `rows` queries.
+    ///
+    /// # Safety
+    /// `f` is [`Side::contracted`]; the cells are within the tensor, the buffers hold what the kernel wants.
+    pub unsafe fn contract(
+        &self,
+        kernels: &Kernels,
+        f: Polar,
+        cells: Cells,
+        tables: *const f32,
+        rows: usize,
+        out: *mut f32,
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let data = self.tensor.row(cells.first, cells.head, cells.stream);
+            (kernels.polar_scores)(f, data, self.tensor.nb[1], cells.n, tables, rows, out)
+        }
     }
 
     /// Values that share a scale, 32 where there are no levels.

@@ -19,7 +19,7 @@ constexpr double BOUND_WORST = 3.2e-2;
 // against the original rows, by the coarser of the two types
 double loose_bound(const AttentionCase & c) {
     const double bits = std::min(bits_of(c.type_k), bits_of(c.mla ? c.type_k : c.type_v));
-    return bits > 8.0 ? 0.025 : bits > 5.0 ? 0.08 : bits > 4.0 ? 0.25 : bits > 3.0 ? 0.42 : 0.8;
+    return bits > 8.0 ? 0.025 : bits > 5.0 ? 0.08 : bits > 4.4 ? 0.25 : bits > 3.0 ? 0.42 : bits > 2.0 ? 0.8 : 1.5;
 }
 
 void run(const AttentionCase & c) {
@@ -46,13 +46,41 @@ bool divides(const std::string & type, int head_size) {
     return head_size % ggml_blck_size(type_for(type, head_size)) == 0;
 }
 
-// every family on either side with itself, with the others, and with ggml's types
+// any K with any V: all families and ggml's common types on either side, one of them ours
+void cross_product() {
+    std::vector<Family> all = families();
+    for (const char * other : { "f16", "bf16", "q8_0", "q4_0" }) {
+        all.push_back({ other, true, true });
+    }
+    const int n_qs[]  = { 1, 7, 33 };
+    const int n_kvs[] = { 70, 31, 256, 130 };
+    int turn = 0;
+
+    for (int d : { 64, 128 }) {
+        for (const Family & k : all) {
+            for (const Family & v : all) {
+                AttentionCase c;
+                c.type_k = type_for(k.name, d);
+                c.type_v = type_for(v.name, d);
+                c.shape.dk = c.shape.dv = d;
+                c.shape.n_q  = n_qs[turn % 3];
+                c.shape.n_kv = n_kvs[turn % 4];
+                turn++;
+                if (k.serves_k && v.serves_v && (is_ours(c.type_k) || is_ours(c.type_v))) {
+                    run(c);
+                }
+            }
+        }
+    }
+}
+
+// other head sizes: every family on either side with itself, with the others, and with ggml's types
 void pairs() {
     const int n_qs[]  = { 1, 2, 7, 33 };
     const int n_kvs[] = { 31, 64, 256, 300, 1, 65 };
     int turn = 0;
 
-    for (int d : { 64, 80, 128, 256, 512 }) {
+    for (int d : { 80, 256, 512 }) {
         std::vector<std::pair<std::string, std::string>> names;
         for (const Family & a : families()) {
             for (const Family & b : families()) {
@@ -232,6 +260,7 @@ void threads(const std::string & k, const std::string & v, int d, int n_q, int n
 }  // namespace
 
 void test_attention() {
+    cross_product();
     pairs();
 
     for (const Family & f : families()) {

@@ -194,16 +194,28 @@ bool AttentionRun::attend(int n_threads) {
 
 std::vector<double> AttentionRun::want_from_decoded() const {
     const AttentionShape & s = c_.shape;
-    const std::vector<float> k = get_floats(k_read_);
+    const std::vector<float> k_rows = get_floats(k_read_);
     std::vector<float> v;
     if (c_.mla) {
-        for (size_t row = 0; row < k.size(); row += s.dk) {
-            v.insert(v.end(), &k[row], &k[row] + s.dv);
+        for (size_t row = 0; row < k_rows.size(); row += s.dk) {
+            v.insert(v.end(), &k_rows[row], &k_rows[row] + s.dv);
         }
     } else {
         v = get_floats(v_read_);
     }
+    const std::vector<float> k = is_ours(c_.type_k) ? keys() : k_rows;
     return attention_reference(s, q_, k, v, mask_, mask_heads_, sinks_);
+}
+
+std::vector<float> AttentionRun::keys() const {
+    const AttentionShape & s = c_.shape;
+    const std::vector<uint8_t> bytes = get_bytes(k_cache_);
+    const int64_t n = s.n_kv*s.n_head_kv*s.dk;
+    std::vector<float> res(s.n_stream*n);
+    for (int64_t st = 0; st < s.n_stream; st++) {
+        ggml_ext_decode_key(c_.type_k, &bytes[st*k_cache_->nb[2]], &res[st*n], n);
+    }
+    return res;
 }
 
 std::vector<double> AttentionRun::want_from_original() const {

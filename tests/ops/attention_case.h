@@ -32,7 +32,7 @@ class AttentionRun {
     ggml_tensor * k_cache() const { return k_cache_; }
     ggml_tensor * v_cache() const { return v_cache_; }
 
-    std::vector<double> want_from_decoded() const;    // from what GET_ROWS gave
+    std::vector<double> want_from_decoded() const;    // from what was written, read back
     std::vector<double> want_from_original() const;
 
     // Is this cell hidden from every query?
@@ -51,6 +51,9 @@ class AttentionRun {
     ggml_tensor * k_read_  = nullptr;
     ggml_tensor * v_read_  = nullptr;
     ggml_tensor * out_     = nullptr;
+
+    // The keys that scores are products with.
+    std::vector<float> keys() const;
 
     void make_values(Rng & rng);
     void make_write(Rng & rng);

@@ -11,6 +11,27 @@ bool same(const std::vector<float> & a, const std::vector<float> & b) {
     return memcmp(a.data(), b.data(), a.size()*sizeof(float)) == 0;
 }
 
+std::vector<float> decoded(const ggml_ext_type * type, char side, const uint8_t * row) {
+    std::vector<float> res(type->head_size);
+    (side == 'k' ? ggml_ext_decode_key : ggml_ext_decode)(type->id, row, res.data(), type->head_size);
+    return res;
+}
+
+// A bit of this byte that the format knows: where codes do not fill their bytes, the last has bits that mean nothing.
+int meaningful_bit(const ggml_ext_type * type, char side, const uint8_t * row, size_t at, Rng & rng) {
+    std::vector<uint8_t> flipped(row, row + type->row_bytes);
+    const int start = (int) rng.below(8);
+    for (int i = 0; i < 8; i++) {
+        const int bit = (start + i) % 8;
+        flipped[at] = (uint8_t) (row[at] ^ (1u << bit));
+        if (!same(decoded(type, side, flipped.data()), decoded(type, side, row))) {
+            return bit;
+        }
+    }
+    check(false, "byte " + std::to_string(at) + " of a row means nothing");
+    return start;
+}
+
 void flip(const ggml_ext_type * type, char side, int64_t n_q) {
     AttentionCase c;
     // few cells, so that each has weight; several queries, so that no channel is zero in all of them
@@ -40,7 +61,8 @@ void flip(const ggml_ext_type * type, char side, int64_t n_q) {
         for (int64_t cell : { 0, 1 }) {  // seen by all, hidden from all
             std::vector<uint8_t> flipped = bytes;
             const size_t head = rng.below(c.shape.n_head_kv);
-            flipped[cell*cache->nb[1] + head*type->row_bytes + at] ^= (uint8_t) (1u << rng.below(8));
+            uint8_t * row = &flipped[cell*cache->nb[1] + head*type->row_bytes];
+            row[at] ^= (uint8_t) (1u << meaningful_bit(type, side, row, at, rng));
             set_bytes(cache, flipped);
             if (!r.attend(1)) {
                 return;

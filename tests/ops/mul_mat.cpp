@@ -30,7 +30,7 @@ void scores(const ggml_ext_type * type, ggml_type q_type, int64_t n_q, int64_t n
     std::vector<uint8_t> bytes(ggml_nbytes(cache));
     ggml_ext_encode_ref(type->id, keys.data(), bytes.data(), (int64_t) keys.size());
     std::vector<float> decoded(keys.size());
-    ggml_ext_decode(type->id, bytes.data(), decoded.data(), (int64_t) keys.size());
+    ggml_ext_decode_key(type->id, bytes.data(), decoded.data(), (int64_t) keys.size());
     set_bytes(cache, bytes);
     set_floats(q, rng.normals(ggml_nelements(q)));
     const std::vector<float> queries = get_floats(q);

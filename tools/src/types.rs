@@ -13,6 +13,8 @@ pub struct Family {
     pub name: &'static str,
     pub k: bool,
     pub v: bool,
+    /// Why a side is not served, where one is not.
+    pub refusal: &'static str,
     pub summary: &'static str,
     pub types: Vec<Concrete>,
 }
@@ -39,6 +41,7 @@ pub fn families() -> Vec<Family> {
             name: f.name,
             k: f.serves_k,
             v: f.serves_v,
+            refusal: f.refusal,
             summary: f.summary,
             types: f.head_sizes().iter().filter_map(|&size| f.at(size)).map(concrete).collect(),
         })
@@ -104,7 +107,11 @@ pub fn check(name: &str, side: Side) -> Result<()> {
     };
     if !serves(family) {
         let others: Vec<_> = all.iter().filter(|f| serves(f)).map(|f| f.name).collect();
-        bail!("{name} is not for {letter}: for that there are {} and llama.cpp's own", others.join(", "));
+        bail!(
+            "{name} is not for {letter} ({}): for that there are {} and llama.cpp's own",
+            family.refusal,
+            others.join(", ")
+        );
     }
     Ok(())
 }
@@ -121,9 +128,10 @@ mod tests {
     }
 
     #[test]
-    fn json_has_every_srft_type_at_every_size() {
+    fn json_has_every_type_at_every_size() {
         let Value::Array(all) = as_json() else { panic!("not an array") };
-        for name in ["srft8", "srft4", "srft3", "srft2"] {
+        for family in families() {
+            let name = family.name;
             let sizes: Vec<_> = all.iter().filter(|t| t["family"] == name).map(|t| &t["head_size"]).collect();
             assert_eq!(sizes.len(), 9, "{name}");
         }
@@ -137,5 +145,12 @@ mod tests {
         assert!(e.contains("srft4") && e.contains("f16"), "{e}");
         check("srft4", Side::V).unwrap();
         check("q4_0", Side::K).unwrap();
+    }
+
+    #[test]
+    fn a_side_that_is_not_served_is_refused_with_a_reason() {
+        check("qjl1", Side::K).unwrap();
+        let e = check("qjl1", Side::V).unwrap_err().to_string();
+        assert!(e.contains("36%") && e.contains("turbo4") && !e.contains("qjl1,"), "{e}");
     }
 }

@@ -22,6 +22,7 @@ mod tile;
 mod tests;
 
 use crate::codec::plain::Plain;
+use crate::codec::polar;
 use crate::isa::{self, Kernels, CELLS};
 use crate::rotation::MAX_HEAD;
 use crate::tensor::{read_floats, Side, Tensor};
@@ -162,6 +163,7 @@ impl<'a> Attention<'a> {
             k: self.k.width,
             v: self.v.width,
             k_groups: self.k.width / self.k.group(),
+            tables: self.k.contracted().map_or(0, |f| f.size() / 2 * polar::TABLE),
             floats: !(self.k.has_levels() && self.v.has_levels()),
         }
     }

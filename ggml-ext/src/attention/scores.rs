@@ -1,6 +1,7 @@
 //! MUL_MAT with compressed keys: what llama.cpp does where flash attention is off.
 
 use crate::codec::plain::Plain;
+use crate::codec::polar;
 use crate::isa::{kernels, Queries, Role, CELLS, MAX_WIDTH};
 use crate::rotation::MAX_HEAD;
 use crate::tensor::{read_floats, Cells, Side, Tensor};
@@ -47,6 +48,9 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
         width,
         group: side.group(),
     };
+    let contracted = side.contracted();
+    let table_len = contracted.map_or(0, |f| f.size() / 2 * polar::TABLE);
+    let mut tables = vec![0.0f32; ROWS * table_len];
     let blocks = k.n(1).div_ceil(CELLS);
     let mine = blocks * ith / nth..blocks * (ith + 1) / nth;
     for i3 in 0..q.n(3) {
@@ -62,7 +66,10 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
                         let row = q.row(first_row + r, i2, i3);
                         read_floats(q.plain().unwrap_or(Plain::F32), row, q.nb[0], &mut plain[..size]);
                         side.domain.enter(kernels, &plain[..size], &mut entered[..width]);
-                        (kernels.quantize_query)(&entered[..width], 1.0, queries, r);
+                        match contracted {
+                            Some(f) => (kernels.polar_tables)(f, &entered, &mut tables[r * table_len..][..table_len]),
+                            None => (kernels.quantize_query)(&entered[..width], 1.0, queries, r),
+                        }
                     }
                 }
                 for b in mine.clone() {
@@ -70,8 +77,13 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
                     let n = CELLS.min(k.n(1) - first);
                     // SAFETY: n cells of K, buffers of CELLS cells and ROWS rows, n values of rows of dst.
                     unsafe {
-                        side.levels(kernels, Cells { first, n, head, stream }, Role::Dot, block);
-                        (kernels.dot_levels)(block, n, queries, scores.as_mut_ptr());
+                        let cells = Cells { first, n, head, stream };
+                        if let Some(f) = contracted {
+                            side.contract(kernels, f, cells, tables.as_ptr(), rows, scores.as_mut_ptr());
+                        } else {
+                            side.levels(kernels, cells, Role::Dot, block);
+                            (kernels.dot_levels)(block, n, queries, scores.as_mut_ptr());
+                        }
                         for r in 0..rows {
                             let out = dst.row(first_row + r, i2, i3).cast::<f32>().add(first);
                             std::slice::from_raw_parts_mut(out, n).copy_from_slice(&scores[r * CELLS..][..n]);

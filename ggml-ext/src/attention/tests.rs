@@ -14,11 +14,11 @@ struct Cache {
     row_bytes: usize,
     heads: usize,
     bytes: Vec<u8>,
-    /// What the rows decode to.
+    /// What the rows decode to; of keys, what their scores are products with.
     values: Vec<f32>,
 }
 
-fn cache(name: &str, size: usize, cells: usize, heads: usize, noise: &mut Noise) -> Cache {
+fn cache(name: &str, keys: bool, size: usize, cells: usize, heads: usize, noise: &mut Noise) -> Cache {
     let mut values = noise.row(cells * heads * size);
     let (kind, row_bytes, bytes) = match name {
         "f32" => (0, 4 * size, values.iter().flat_map(|x| x.to_le_bytes()).collect()),
@@ -46,7 +46,11 @@ fn cache(name: &str, size: usize, cells: usize, heads: usize, noise: &mut Noise)
             let mut bytes = vec![0u8; cells * heads * c.row_bytes()];
             for (row, x) in bytes.chunks_exact_mut(c.row_bytes()).zip(values.chunks_exact_mut(size)) {
                 c.format().encode::<Lanes>(x, row);
-                c.format().decode(row, x);
+                if keys {
+                    c.format().decode_key::<Lanes>(row, x);
+                } else {
+                    c.format().decode::<Lanes>(row, x);
+                }
             }
             (c.id(), c.row_bytes(), bytes)
         }
@@ -123,8 +127,8 @@ fn run(case: Case, kernels: &'static Kernels) -> (Vec<f32>, f64) {
     let mut noise = Noise::new(case.cells as u64 * 31 + case.k_size as u64);
     let heads = case.kv_heads * case.group;
     let scale = 1.0 / (case.k_size as f32).sqrt();
-    let k = cache(case.k, case.k_size, case.cells, case.kv_heads, &mut noise);
-    let v = cache(case.v, case.v_size, case.cells, case.kv_heads, &mut noise);
+    let k = cache(case.k, true, case.k_size, case.cells, case.kv_heads, &mut noise);
+    let v = cache(case.v, false, case.v_size, case.cells, case.kv_heads, &mut noise);
     let q = noise.row(case.k_size * case.queries * heads);
     let mut mask = vec![f16::ZERO; case.cells * case.queries];
     for t in 0..case.queries {
@@ -231,13 +235,22 @@ fn check(case: Case) {
     }
 }
 
+/// The family itself, or f16 where it does not serve V.
+fn v_beside(family: &'static table::Family) -> &'static str {
+    if family.serves_v {
+        family.name
+    } else {
+        "f16"
+    }
+}
+
 /// The fast paths against the definition, which rounds queries in the same way.
 #[test]
 fn every_instruction_set_agrees_with_scalar() {
     for family in table::families() {
         for size in [64, 80, 128, 256] {
             for queries in [1, 5, 40] {
-                let sides = Case { k: family.name, v: family.name, k_size: size, v_size: size, queries, ..PLAIN };
+                let sides = Case { k: family.name, v: v_beside(family), k_size: size, v_size: size, queries, ..PLAIN };
                 for case in [sides, Case { sinks: true, softcap: 5.0, max_bias: 8.0, ..sides }] {
                     let want = run(case, &crate::isa::scalar::KERNELS).0;
                     for kernels in available() {
@@ -258,19 +271,48 @@ fn every_instruction_set_agrees_with_scalar() {
 fn every_type_and_head_size() {
     for size in crate::rotation::HEAD_SIZES {
         for family in table::families() {
-            check(Case { k: family.name, v: family.name, k_size: size, v_size: size, ..PLAIN });
+            check(Case { k: family.name, v: v_beside(family), k_size: size, v_size: size, ..PLAIN });
         }
     }
 }
 
 #[test]
 fn mixed_pairs() {
-    for other in ["f32", "f16", "q8_0", "srft8", "srft2"] {
+    for other in ["f32", "f16", "q8_0", "srft8", "srft2", "turbo3"] {
         for queries in [1, 9] {
             check(Case { k: "srft4", v: other, queries, ..PLAIN });
             check(Case { k: other, v: "srft4", queries, ..PLAIN });
         }
     }
+}
+
+#[test]
+fn keys_of_every_family_beside_floats() {
+    for family in table::families() {
+        for queries in [1, 9] {
+            check(Case { k: family.name, v: "f16", queries, ..PLAIN });
+        }
+    }
+}
+
+#[test]
+fn a_family_that_is_not_for_values_is_refused() {
+    let mut noise = Noise::new(19);
+    let k = cache("qjl1", true, 64, 70, 1, &mut noise);
+    let (q, dst) = (noise.row(64), [0.0f32; 64]);
+    let op = AttentionOp {
+        q: float_tensor(&q, [64, 1, 1, 1]),
+        k: k.tensor(70, k.unit()),
+        v: k.tensor(70, k.unit()),
+        dst: float_tensor(&dst, [64, 1, 1, 1]),
+        mask: std::ptr::null(),
+        sinks: std::ptr::null(),
+        scale: 0.125,
+        max_bias: 0.0,
+        logit_softcap: 0.0,
+    };
+    let reason = Attention::new(&op).err().unwrap();
+    assert!(reason.contains("qjl1_64 is not for V") && reason.contains("36%"), "{reason}");
 }
 
 #[test]
@@ -301,8 +343,8 @@ fn all_that_the_op_means() {
 #[test]
 fn a_query_that_is_not_finite_shows() {
     let mut noise = Noise::new(3);
-    let k = cache("srft4", 64, 70, 1, &mut noise);
-    let v = cache("srft4", 64, 70, 1, &mut noise);
+    let k = cache("srft4", true, 64, 70, 1, &mut noise);
+    let v = cache("srft4", false, 64, 70, 1, &mut noise);
     let mut q = noise.row(64 * 2);
     q[5] = f32::NAN;
     let dst = vec![0.0f32; 64 * 2];

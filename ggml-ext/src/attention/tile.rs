@@ -1,7 +1,7 @@
 //! Some query rows of one KV head against a range of cells.
 //!
 //! What is stored as levels is never more than unpacked: K's levels meet 8-bit queries in integer dot products, V's
-//! levels are weighed with 16-bit weights, and all that is read or written beside the cache stays in the first-level
+//! levels are weighed with 16-bit weights (polar keys meet tables of queries instead), and all that is read or written beside the cache stays in the first-level
 //! cache. A side that is stored as floats goes through f32 rows; with many query rows K's are transposed, so that both
 //! products are one small matrix kernel.
 
@@ -30,6 +30,8 @@ pub(super) struct TileShape {
     pub v: usize,
     /// Groups of a key.
     pub k_groups: usize,
+    /// Floats of the tables of a query, where scores are taken by such.
+    pub tables: usize,
     /// Is a side stored as floats?
     pub floats: bool,
 }
@@ -51,7 +53,8 @@ impl TileShape {
     /// Bytes of what a tile keeps from block to block; each buffer begins at a multiple of 64.
     pub fn tile_bytes(self) -> usize {
         let groups = self.rows * self.k_groups;
-        let floats = [self.rows, self.rows, groups, groups, self.rows * self.k, self.rows * self.v];
+        let tables = self.rows * self.tables;
+        let floats = [self.rows, self.rows, groups, groups, tables, self.rows * self.k, self.rows * self.v];
         floats.iter().map(|n| (4 * n).next_multiple_of(64)).sum::<usize>() + (self.rows * self.k).next_multiple_of(64)
     }
 
@@ -119,6 +122,8 @@ pub(super) struct Tile<'a> {
     /// Queries as floats, rows of shape.k, and as bytes.
     q: *mut f32,
     queries: Queries,
+    /// Rows of shape.tables.
+    tables: *mut f32,
     /// Rows of shape.v.
     acc: *mut f32,
 }
@@ -149,6 +154,7 @@ impl<'a> Tile<'a> {
                 width: shape.k,
                 group: attention.k.group(),
             },
+            tables: cut.take(shape.rows * shape.tables),
             acc: cut.take(shape.rows * shape.v),
         };
         // SAFETY: the caller's promise.
@@ -209,7 +215,11 @@ impl<'a> Tile<'a> {
                 a.query(head, token, self.rows.stream, q);
                 // A query that is not finite has no scores: its result is NaN, as it would be in f32.
                 let finite = q.iter().all(|x| x.is_finite());
-                if a.k.has_levels() {
+                if let Some(f) = a.k.contracted() {
+                    (a.kernels.scale)(q, scale);
+                    let len = self.shape.tables;
+                    (a.kernels.polar_tables)(f, q, std::slice::from_raw_parts_mut(self.tables.add(r * len), len));
+                } else if a.k.has_levels() {
                     (a.kernels.quantize_query)(q, scale, self.queries, r);
                 } else {
                     (a.kernels.scale)(q, scale);
@@ -267,6 +277,9 @@ impl<'a> Tile<'a> {
         let (kernels, cells) = (a.kernels, self.cells(first, n));
         // SAFETY: see attend.
         unsafe {
+            if let Some(f) = a.k.contracted() {
+                return a.k.contract(kernels, f, cells, self.tables, self.count, scratch.scores);
+            }
             if a.k.has_levels() {
                 let block = a.k.block(scratch.levels, scratch.scales);
                 a.k.levels(kernels, cells, Role::Dot, block);

@@ -43,14 +43,27 @@ pub struct Qjl {
     size: usize,
 }
 
+/// Bytes of the norm, which comes first.
+pub const NORM_BYTES: usize = 2;
+
 /// e^2 = d (E|u_1|)^2 for a unit vector u of random direction: d/pi (Gamma(d/2) / Gamma((d+1)/2))^2.
 pub fn mean_magnitude_squared(size: usize) -> f64 {
-    // Gamma(1) / Gamma(3/2), then two dimensions at a time.
-    let mut ratio = 2.0 / std::f64::consts::PI.sqrt();
-    for d in (2..size).step_by(2) {
-        ratio *= d as f64 / (d as f64 + 1.0);
-    }
-    ratio * ratio * size as f64 / std::f64::consts::PI
+    const OF_SIZE: [f64; HEAD_SIZES.len()] = {
+        let mut of_size = [0.0; HEAD_SIZES.len()];
+        let mut i = 0;
+        while i < HEAD_SIZES.len() {
+            // Gamma(1) / Gamma(3/2) = 2 / sqrt(pi), then two dimensions at a time.
+            let (mut ratio, mut d) = (1.0, 2.0);
+            while d < HEAD_SIZES[i] as f64 {
+                ratio *= d / (d + 1.0);
+                d += 2.0;
+            }
+            of_size[i] = 4.0 * ratio * ratio * d / (std::f64::consts::PI * std::f64::consts::PI);
+            i += 1;
+        }
+        of_size
+    };
+    OF_SIZE[HEAD_SIZES.iter().position(|&s| s == size).expect("a head size")]
 }
 
 /// What the projected query is multiplied by: 1/e^2.
@@ -103,7 +116,7 @@ impl Qjl {
 
     /// Bytes of a row.
     pub fn row_bytes(self) -> usize {
-        2 + self.size / 8
+        NORM_BYTES + self.size / 8
     }
 
     /// What signs are taken behind.
@@ -119,7 +132,7 @@ impl Qjl {
         let [first, second] = self.projection();
         S::rotate(first, &a, &mut b);
         S::rotate(second, &b, &mut a);
-        let (scale, bits) = row[..self.row_bytes()].split_at_mut(2);
+        let (scale, bits) = row[..self.row_bytes()].split_at_mut(NORM_BYTES);
         store_scale(rms::<S>(&a[..self.size]), scale);
         pack_signs(&a[..self.size], bits);
     }
@@ -152,7 +165,7 @@ impl Qjl {
     /// Levels of a row; returns their scale.
     #[inline(always)]
     pub fn unpack(self, row: &[u8], levels: &mut [i8]) -> f32 {
-        let (scale, bits) = row[..self.row_bytes()].split_at(2);
+        let (scale, bits) = row[..self.row_bytes()].split_at(NORM_BYTES);
         unpack_signs(bits, SIGN_LEVEL, &mut levels[..self.size]);
         load_scale(scale) * self.scale_factor()
     }

@@ -127,7 +127,7 @@ impl Srft {
         let mut clean = [0.0f32; MAX_HEAD];
         super::clean(x, &mut clean[..self.size]);
         let mut rotated = [0.0f32; MAX_HEAD];
-        self.rotation().forward(&clean, &mut rotated);
+        S::rotate(self.rotation(), &clean, &mut rotated);
         self.encode_rotated::<S>(&rotated[..self.size], row);
     }
 
@@ -154,10 +154,10 @@ impl Srft {
 
     /// Decodes one head.
     #[inline(always)]
-    pub fn decode(self, row: &[u8], x: &mut [f32]) {
+    pub fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
         let mut rotated = [0.0f32; MAX_HEAD];
         self.decode_rotated(row, &mut rotated[..self.size]);
-        self.rotation().backward(&rotated, x);
+        S::rotate_back(self.rotation(), &rotated, x);
     }
 
     /// The same without the rotation.
@@ -409,7 +409,7 @@ mod tests {
             for seed in 0..4000 {
                 let x = gaussian(128, seed);
                 f.encode::<Lanes>(&x, &mut row);
-                f.decode(&row, &mut y);
+                f.decode::<Lanes>(&row, &mut y);
                 for (&x, &y) in x.iter().zip(&y) {
                     error += (x as f64 - y as f64).powi(2);
                     bias += (x as f64) * (y as f64 - x as f64);
@@ -495,7 +495,7 @@ mod tests {
             let f = Srft::new(bits, size).unwrap();
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; size]);
             f.encode::<Lanes>(&values[..size], &mut row);
-            f.decode(&row, &mut y);
+            f.decode::<Lanes>(&row, &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
         }
 
@@ -507,7 +507,7 @@ mod tests {
         ) {
             let f = Srft::new(bits, size).unwrap();
             let mut y = vec![0.0; size];
-            f.decode(&bytes[..f.row_bytes()], &mut y);
+            f.decode::<Lanes>(&bytes[..f.row_bytes()], &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
         }
 
@@ -523,7 +523,7 @@ mod tests {
                 let f = Srft::new(bits, 128).unwrap();
                 let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
                 f.encode::<Lanes>(&x, &mut row);
-                f.decode(&row, &mut y);
+                f.decode::<Lanes>(&row, &mut y);
                 let error: f32 = x.iter().zip(&y).map(|(a, b)| (a - b) * (a - b)).sum();
                 prop_assert!(error <= bound * norm, "{bits} bits: {}", error / norm);
             }

@@ -22,8 +22,12 @@ pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
 
+use crate::codec::format::Format;
 use crate::codec::plain::{Plain, BLOCK};
+use crate::codec::polar::{self, Polar};
+use crate::codec::qjl::Qjl;
 use crate::codec::srft::Srft;
+use crate::codec::turbo::Turbo;
 use crate::rotation::{Rotation, MAX_HEAD};
 use std::sync::OnceLock;
 
@@ -71,17 +75,37 @@ pub enum Sight {
 pub enum LevelRows {
     /// One of ours.
     Srft(Srft),
+    /// One of ours.
+    Polar(Polar),
+    /// One of ours: levels of stage 1, then signs, each padded to a multiple of 64.
+    Turbo(Turbo),
+    /// One of ours.
+    Qjl(Qjl),
     /// ggml's, with the number of values.
     Q8_0(usize),
     /// ggml's, with the number of values.
     Q4_0(usize),
 }
 
+impl From<Format> for LevelRows {
+    fn from(format: Format) -> LevelRows {
+        match format {
+            Format::Srft(f) => LevelRows::Srft(f),
+            Format::Polar(f) => LevelRows::Polar(f),
+            Format::Turbo(f) => LevelRows::Turbo(f),
+            Format::Qjl(f) => LevelRows::Qjl(f),
+        }
+    }
+}
+
 impl LevelRows {
-    /// Values of a row.
+    /// Values of a row of levels.
     pub fn size(self) -> usize {
         match self {
             LevelRows::Srft(f) => f.size(),
+            LevelRows::Polar(f) => f.size(),
+            LevelRows::Turbo(f) => 2 * padded(f.size()),
+            LevelRows::Qjl(f) => padded(f.size()),
             LevelRows::Q8_0(n) | LevelRows::Q4_0(n) => n,
         }
     }
@@ -90,6 +114,9 @@ impl LevelRows {
     pub fn row_bytes(self) -> usize {
         match self {
             LevelRows::Srft(f) => f.row_bytes(),
+            LevelRows::Polar(f) => f.row_bytes(),
+            LevelRows::Turbo(f) => f.row_bytes(),
+            LevelRows::Qjl(f) => f.row_bytes(),
             LevelRows::Q8_0(n) => Plain::Q8_0.row_bytes(n),
             LevelRows::Q4_0(n) => Plain::Q4_0.row_bytes(n),
         }
@@ -99,6 +126,9 @@ impl LevelRows {
     pub fn group(self) -> usize {
         match self {
             LevelRows::Srft(f) => f.group(),
+            LevelRows::Polar(_) => polar::BLOCK,
+            // One scale for all of them, whatever the padding.
+            LevelRows::Turbo(_) | LevelRows::Qjl(_) => BLOCK,
             LevelRows::Q8_0(_) | LevelRows::Q4_0(_) => BLOCK,
         }
     }
@@ -172,9 +202,9 @@ pub struct Kernels {
     /// "avx512", …
     pub name: &'static str,
     /// One row of one head.
-    pub encode: unsafe fn(Srft, &[f32], &mut [u8]),
+    pub encode: unsafe fn(Format, &[f32], &mut [u8]),
     /// One row of one head.
-    pub decode: unsafe fn(Srft, &[u8], &mut [f32]),
+    pub decode: unsafe fn(Format, &[u8], &mut [f32]),
     /// y = R x.
     pub rotate: unsafe fn(&Rotation, &[f32], &mut [f32]),
     /// x = R^-1 y.
@@ -208,6 +238,11 @@ pub struct Kernels {
     pub exponentials: unsafe fn(scores: &mut [f32; CELLS], max: f32) -> f32,
     /// x *= factor.
     pub scale: unsafe fn(x: &mut [f32], factor: f32),
+    /// The tables of a rotated query: see [`Polar::tables`].
+    pub polar_tables: unsafe fn(f: Polar, q: &[f32], out: &mut [f32]),
+    /// Scores of n rows by the tables of `rows` queries, which lie one after the other; rows of `out` are CELLS apart.
+    pub polar_scores:
+        unsafe fn(f: Polar, data: *const u8, stride: usize, n: usize, tables: *const f32, rows: usize, out: *mut f32),
 }
 
 /// A row-major f32 matrix: where it begins, and values from one row to the next.
@@ -256,12 +291,12 @@ pub fn kernels() -> &'static Kernels {
 macro_rules! compile_portable_kernels {
     ($feature:literal, $simd:ty) => {
         #[target_feature(enable = $feature)]
-        unsafe fn encode(f: Srft, x: &[f32], row: &mut [u8]) {
+        unsafe fn encode(f: Format, x: &[f32], row: &mut [u8]) {
             f.encode::<$simd>(x, row)
         }
         #[target_feature(enable = $feature)]
-        unsafe fn decode(f: Srft, row: &[u8], x: &mut [f32]) {
-            f.decode(row, x)
+        unsafe fn decode(f: Format, row: &[u8], x: &mut [f32]) {
+            f.decode::<$simd>(row, x)
         }
         #[target_feature(enable = $feature)]
         unsafe fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {
@@ -297,6 +332,10 @@ macro_rules! compile_portable_kernels {
         #[target_feature(enable = $feature)]
         unsafe fn scale(x: &mut [f32], factor: f32) {
             scalar::scale(x, factor)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn polar_tables(f: Polar, q: &[f32], out: &mut [f32]) {
+            f.tables(q, out)
         }
         #[target_feature(enable = $feature)]
         unsafe fn exponentials(scores: &mut [f32; CELLS], max: f32) -> f32 {

@@ -2,6 +2,7 @@
 
 use super::{padded, Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
 use crate::codec::plain::{Plain, BLOCK};
+use crate::codec::polar::{self, Polar};
 use crate::codec::srft::finite;
 use crate::lanes::{exp_nonpositive, round_even, Lanes, Simd, LANES};
 use crate::rotation::{Rotation, MAX_HEAD};
@@ -11,9 +12,9 @@ use half::{bf16, f16};
 pub static KERNELS: Kernels = Kernels {
     name: "scalar",
     encode: |f, x, row| f.encode::<Lanes>(x, row),
-    decode: |f, row, x| f.decode(row, x),
-    rotate: |r: &Rotation, x, y| r.forward(x, y),
-    rotate_back: |r: &Rotation, y, x| r.backward(y, x),
+    decode: |f, row, x| f.decode::<Lanes>(row, x),
+    rotate: |r: &Rotation, x, y| Lanes::rotate(r, x, y),
+    rotate_back: |r: &Rotation, y, x| Lanes::rotate_back(r, y, x),
     unpack,
     widen,
     quantize_query,
@@ -28,6 +29,8 @@ pub static KERNELS: Kernels = Kernels {
     mask_scores: |s, m, slope| mask_scores::<Lanes>(s, m, slope),
     exponentials: |s, m| exponentials::<Lanes>(s, m),
     scale: |x, f| scale(x, f),
+    polar_tables: |f, q, out| f.tables(q, out),
+    polar_scores,
 };
 
 /// See [`Kernels::unpack`].
@@ -62,6 +65,29 @@ pub unsafe fn unpack_row(rows: LevelRows, row: *const u8, levels: &mut [i8], sca
             // SAFETY: the caller's promise.
             let row = unsafe { std::slice::from_raw_parts(row, f.row_bytes()) };
             f.unpack(row, &mut levels[..size], &mut scales[..f.groups()]);
+        }
+        LevelRows::Polar(f) => {
+            // SAFETY: the caller's promise.
+            let row = unsafe { std::slice::from_raw_parts(row, f.row_bytes()) };
+            f.unpack(row, &mut levels[..size], scales);
+        }
+        LevelRows::Turbo(f) => {
+            // SAFETY: the caller's promise.
+            let row = unsafe { std::slice::from_raw_parts(row, f.row_bytes()) };
+            let (first, second) = levels[..size].split_at_mut(size / 2);
+            first[f.size()..].fill(0);
+            second[f.size()..].fill(0);
+            let [level_scale, sign_scale] = f.unpack(row, first, second);
+            let (first, second) = scales[..size / BLOCK].split_at_mut(size / BLOCK / 2);
+            first.fill(level_scale);
+            second.fill(sign_scale);
+        }
+        LevelRows::Qjl(f) => {
+            // SAFETY: the caller's promise.
+            let row = unsafe { std::slice::from_raw_parts(row, f.row_bytes()) };
+            levels[f.size()..].fill(0);
+            let scale = f.unpack(row, levels);
+            scales[..size / BLOCK].fill(scale);
         }
         LevelRows::Q8_0(_) | LevelRows::Q4_0(_) => {
             let eight = matches!(rows, LevelRows::Q8_0(_));
@@ -334,6 +360,31 @@ pub fn mask_scores<S: Simd>(scores: &mut [f32; CELLS], mask: Option<&[f32; CELLS
         }
     }
     top.largest()
+}
+
+/// See [`Kernels::polar_scores`].
+///
+/// # Safety
+/// As the shapes say.
+pub unsafe fn polar_scores(
+    f: Polar,
+    data: *const u8,
+    stride: usize,
+    n: usize,
+    tables: *const f32,
+    rows: usize,
+    out: *mut f32,
+) {
+    let len = f.size() / 2 * polar::TABLE;
+    for r in 0..rows {
+        for c in 0..n {
+            // SAFETY: row c, the tables of query r, cell c of its scores.
+            unsafe {
+                let row = std::slice::from_raw_parts(data.add(c * stride), f.row_bytes());
+                *out.add(r * CELLS + c) = f.score(row, std::slice::from_raw_parts(tables.add(r * len), len));
+            }
+        }
+    }
 }
 
 /// See [`Kernels::scale`].

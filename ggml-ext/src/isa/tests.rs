@@ -4,6 +4,7 @@ use super::*;
 use crate::codec::srft::Srft;
 use crate::lanes::Lanes;
 use crate::rotation::HEAD_SIZES;
+use crate::table;
 use proptest::prelude::*;
 
 /// A small generator, so that cases are the same everywhere.
@@ -58,7 +59,7 @@ proptest! {
     fn codes_are_bit_exact(values in prop::collection::vec(wild(), 576), plain in any::<bool>(), seed in any::<u64>()) {
         let gaussian = Noise::new(seed).row(576);
         let values = if plain { &gaussian } else { &values };
-        for f in formats() {
+        for f in all_formats() {
             let (mut want, mut got) = (vec![0u8; f.row_bytes()], vec![0u8; f.row_bytes()]);
             f.encode::<Lanes>(&values[..f.size()], &mut want);
             for k in others() {
@@ -71,8 +72,8 @@ proptest! {
 
     #[test]
     fn any_bytes_unpack_alike(bytes in prop::collection::vec(any::<u8>(), 640 * 3)) {
-        for f in formats() {
-            unpacks_alike(LevelRows::Srft(f), &bytes, f.row_bytes())?;
+        for f in all_formats() {
+            unpacks_alike(f.into(), &bytes, f.row_bytes())?;
         }
         for size in [32, 64, 96, 128, 160, 512] {
             unpacks_alike(LevelRows::Q8_0(size), &bytes, size / 32 * 34)?;
@@ -461,5 +462,95 @@ fn row_helpers_agree_with_scalar_to_the_bit() {
         let c = (0..CELLS).find(|&c| mask[c].is_finite()).unwrap();
         let exact = |c: usize| 30.0 * (scores[c] as f64).tanh() + 0.5 * mask[c] as f64;
         assert!((want.0[c] as f64 * want.2 as f64 - (exact(c) - want.1 as f64).exp()).abs() < 1e-5);
+    }
+}
+
+/// Every row format of ours at every head size.
+fn all_formats() -> impl Iterator<Item = Format> {
+    table::concrete().map(table::Concrete::format)
+}
+
+fn polar_formats() -> impl Iterator<Item = Polar> {
+    all_formats().filter_map(|f| if let Format::Polar(f) = f { Some(f) } else { None })
+}
+
+/// Gaussian rows, encoded.
+fn encoded_rows(f: Format, n: usize, noise: &mut Noise) -> Vec<u8> {
+    let mut bytes = vec![0u8; n * f.row_bytes()];
+    for row in bytes.chunks_exact_mut(f.row_bytes()) {
+        f.encode::<Lanes>(&noise.row(f.size()), row);
+    }
+    bytes
+}
+
+/// Whatever a row is, its levels meet queries and weights alike everywhere.
+#[test]
+fn levels_of_every_format_are_multiplied_alike() {
+    let mut noise = Noise::new(17);
+    for f in all_formats() {
+        let (kind, stride, n, rows) = (LevelRows::from(f), f.row_bytes(), 29, 3);
+        let width = padded(kind.size());
+        let bytes = encoded_rows(f, n, &mut noise);
+        let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(kind.size())).collect();
+        let weights: Vec<f32> = (0..rows * CELLS).map(|i| if i % CELLS < n { noise.uniform() } else { 0.0 }).collect();
+        let run = |k: &Kernels| {
+            let mut block = Block::new(kind);
+            let q = Bytes::new(k, kind, &queries);
+            let (mut scores, mut acc) = (vec![0.0f32; rows * CELLS], vec![0.0f32; rows * width]);
+            // SAFETY: buffers of the promised shapes, kernels of this CPU.
+            unsafe {
+                (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Dot, block.raw());
+                (k.dot_levels)(block.raw(), n, q.raw, scores.as_mut_ptr());
+                (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Weigh, block.raw());
+                (k.weigh_levels)(block.raw(), n, weights.as_ptr(), rows, acc.as_mut_ptr());
+            }
+            let seen: Vec<f32> = (0..rows).flat_map(|r| scores[r * CELLS..r * CELLS + n].to_vec()).collect();
+            (seen, acc)
+        };
+        let want = run(&scalar::KERNELS);
+        for k in others() {
+            let got = run(k);
+            assert_eq!(got.0, want.0, "{} {kind:?}", k.name);
+            let norm = want.1.iter().map(|x| x.abs()).fold(0.0, f32::max);
+            for (a, b) in got.1.iter().zip(&want.1) {
+                assert!((a - b).abs() < 1e-3 * norm, "{} {kind:?}: {a}, wanted {b}", k.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn polar_scores_agree_with_scalar_to_the_bit_and_with_f64() {
+    let mut noise = Noise::new(18);
+    for f in polar_formats() {
+        for (rows, n) in [(1, 64), (3, 37), (8, 5)] {
+            let bytes = encoded_rows(Format::Polar(f), n, &mut noise);
+            let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(f.size())).collect();
+            let len = f.size() / 2 * polar::TABLE;
+            let run = |k: &Kernels| {
+                let (mut tables, mut out) = (vec![0.0f32; rows * len], vec![7.0f32; rows * CELLS]);
+                // SAFETY: buffers of the promised shapes, kernels of this CPU.
+                unsafe {
+                    for (q, tables) in queries.iter().zip(tables.chunks_exact_mut(len)) {
+                        (k.polar_tables)(f, q, tables);
+                    }
+                    (k.polar_scores)(f, bytes.as_ptr(), f.row_bytes(), n, tables.as_ptr(), rows, out.as_mut_ptr());
+                }
+                (0..rows).flat_map(|r| out[r * CELLS..r * CELLS + n].to_vec()).collect::<Vec<f32>>()
+            };
+            let want = run(&scalar::KERNELS);
+            for (r, q) in queries.iter().enumerate() {
+                for c in 0..n {
+                    let mut x = vec![0.0f32; f.size()];
+                    f.decode_rotated(&bytes[c * f.row_bytes()..], &mut x);
+                    let exact: f64 = x.iter().zip(q).map(|(&x, &q)| x as f64 * q as f64).sum();
+                    let got = want[r * n + c] as f64;
+                    assert!((got - exact).abs() < 1e-4 * (1.0 + exact.abs()), "{f:?}: {got}, wanted {exact}");
+                }
+            }
+            for k in others() {
+                assert_eq!(run(k), want, "{} {f:?}", k.name);
+            }
+        }
     }
 }

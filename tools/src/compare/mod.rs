@@ -85,7 +85,9 @@ impl Pair {
 fn pairs(asked: &[String]) -> Result<Vec<Pair>> {
     let mut names: Vec<String> = ["f16", "q8_0", "q4_0"].map(String::from).to_vec();
     if asked.is_empty() {
-        names.extend(types::families().iter().filter(|f| f.k && f.v).map(|f| f.name.to_string()));
+        // A type for keys alone stands beside f16.
+        let beside = |f: &types::Family| if f.v { f.name.to_string() } else { format!("{}/f16", f.name) };
+        names.extend(types::families().iter().filter(|f| f.k).map(beside));
         names.push("q8_0/srft4".into());
     }
     names.extend(asked.iter().filter(|name| !name.trim().is_empty()).cloned());
@@ -212,7 +214,9 @@ mod tests {
             ["f16", "q8_0", "q4_0", "srft4", "q8_0/srft4"]
         );
         let default = names(&[]);
-        assert!(["srft8", "srft4", "srft3", "srft2", "q8_0/srft4"].iter().all(|n| default.contains(&n.to_string())));
+        assert!(["srft8", "srft4", "polar3", "qjl1/f16", "q8_0/srft4"]
+            .iter()
+            .all(|n| default.contains(&n.to_string())));
         assert!(pairs(&["f16/nosuch".into()]).is_err());
     }
 }

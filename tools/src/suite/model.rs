@@ -47,6 +47,10 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     for tool in ["llama-cli", "llama-completion", "llama-perplexity"] {
         tally.check(&format!("{tool} -fa off with V srft4 says what to do"), || bench.v_without_flash(tool));
     }
+    tally.check("llama-cli with V qjl1 says why not", || {
+        let done = bench.tool("llama-cli", &["-st", "-p", PROMPT, "-n", "4", "--cache-type-v", "qjl1"])?;
+        refused(&done, &["qjl1 is not for V", "36%", "turbo4"])
+    });
     tally.check("K srft4 without flash attention answers as f16", || {
         bench.same_answer("llama-completion", TEXT, &["-no-cnv", "-fa", "off"], &["--cache-type-k", "srft4"])
     });

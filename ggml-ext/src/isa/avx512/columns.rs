@@ -112,7 +112,7 @@ fn words_of_16(v: [__m512i; 16]) -> [__m512i; 16] {
 /// In each 128-bit part, result k has word k of the four.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn words_of_4(v: [__m512i; 4]) -> [__m512i; 4] {
+pub(super) fn words_of_4(v: [__m512i; 4]) -> [__m512i; 4] {
     let (a, b) = (_mm512_unpacklo_epi32(v[0], v[1]), _mm512_unpackhi_epi32(v[0], v[1]));
     let (c, d) = (_mm512_unpacklo_epi32(v[2], v[3]), _mm512_unpackhi_epi32(v[2], v[3]));
     [_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)]

@@ -12,12 +12,15 @@
 
 mod columns;
 mod matrix;
+mod polar;
 mod quads;
+mod signs;
 mod unpack;
 
 use super::{compile_portable_kernels, scalar};
 use super::{Kernels, Queries, Sight, CELLS};
-use crate::codec::srft::Srft;
+use crate::codec::format::Format;
+use crate::codec::polar::Polar;
 use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;
 use std::arch::x86_64::*;
@@ -44,6 +47,8 @@ pub fn kernels() -> Option<&'static Kernels> {
         mask_scores,
         exponentials,
         scale,
+        polar_tables,
+        polar_scores: polar::scores,
     };
     let there = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -135,6 +140,14 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn smallest(self) -> f32 {
         unsafe { _mm512_reduce_min_ps(self.0) }
+    }
+    #[inline(always)]
+    fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {
+        unsafe { rotate(r, x, y) }
+    }
+    #[inline(always)]
+    fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]) {
+        unsafe { rotate_back(r, y, x) }
     }
 }
 

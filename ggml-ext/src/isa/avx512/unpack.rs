@@ -5,7 +5,9 @@
 
 use super::{columns, quads};
 use crate::codec::plain::BLOCK;
+use crate::codec::polar;
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
+use crate::codec::turbo::Turbo;
 use crate::isa::{LevelBlock, LevelRows, Role, BUNDLE, CELLS, MAX_ROW_BYTES};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -75,6 +77,24 @@ macro_rules! with_chunks {
                     $body
                 }
             },
+            LevelRows::Polar(f) => {
+                let $chunks = $crate::isa::avx512::polar::PolarChunks::new(f, $flip);
+                $body
+            }
+            LevelRows::Turbo(f) => match f.bits() {
+                4 => {
+                    let $chunks = $crate::isa::avx512::signs::TurboChunks::<3>::new(f, $flip);
+                    $body
+                }
+                _ => {
+                    let $chunks = $crate::isa::avx512::signs::TurboChunks::<2>::new(f, $flip);
+                    $body
+                }
+            },
+            LevelRows::Qjl(f) => {
+                let $chunks = $crate::isa::avx512::signs::Signs::of_qjl(f, $flip);
+                $body
+            }
             LevelRows::Q8_0(size) => {
                 let $chunks = BlockChunks::<8> { size, flip: $flip };
                 $body
@@ -112,6 +132,13 @@ impl<const BITS: u32> SrftChunks<BITS> {
     pub fn new(f: Srft, flip: u8) -> Self {
         let flips = _mm512_set1_epi8(flip as i8);
         SrftChunks { table: table::<BITS>(flip), flips, size: f.size(), codes: f.scale_bytes() }
+    }
+
+    /// The same packing with other levels, codes beginning at byte `codes`.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    pub fn over(levels: &[i8], size: usize, codes: usize, flip: u8) -> Self {
+        SrftChunks { table: table_of(levels, flip), flips: _mm512_set1_epi8(flip as i8), size, codes }
     }
 }
 
@@ -194,6 +221,10 @@ impl Rows {
     fn scale_places(self) -> (usize, usize, f32) {
         match self.kind {
             LevelRows::Srft(_) => (0, 2, 1.0 / SCALE_UNIT),
+            LevelRows::Polar(_) => (0, 2, 1.0 / polar::LEVEL_UNIT),
+            // One scale for the whole row: every group reads it.
+            LevelRows::Qjl(f) => (0, 0, f.scale_factor()),
+            LevelRows::Turbo(_) => unreachable!("has two kinds of scales"),
             LevelRows::Q8_0(_) => (0, 2 + BLOCK, 1.0),
             LevelRows::Q4_0(_) => (0, 2 + BLOCK / 2, 1.0),
         }
@@ -203,6 +234,10 @@ impl Rows {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
     pub unsafe fn scales(self, out: LevelBlock) {
+        if let LevelRows::Turbo(f) = self.kind {
+            // SAFETY: the caller's promise is passed on.
+            return unsafe { self.turbo_scales(f, out) };
+        }
         let groups = self.kind.size() / self.kind.group();
         let (start, step, unit) = self.scale_places();
         for first in (0..self.n).step_by(BUNDLE) {
@@ -223,6 +258,24 @@ impl Rows {
                 for _ in groups..out.groups() {
                     _mm512_storeu_ps(to, _mm512_setzero_ps());
                     to = to.add(BUNDLE);
+                }
+            }
+        }
+    }
+
+    /// Two scales a row: that of the levels for the first half of the groups, that of the signs for the second.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
+    unsafe fn turbo_scales(self, f: Turbo, out: LevelBlock) {
+        let (groups, [of_levels, of_signs]) = (out.groups(), f.scale_factors());
+        for first in (0..self.n).step_by(BUNDLE) {
+            // SAFETY: a bundle of rows and of the block.
+            unsafe {
+                let words = words(self.row(first), self.stride);
+                let signs = _mm512_srli_epi32::<16>(words);
+                for g in 0..groups / 2 {
+                    store_scales(_mm512_cvtepi32_epi16(words), of_levels, out.scale_at(first, g));
+                    store_scales(_mm512_cvtepi32_epi16(signs), of_signs, out.scale_at(first, groups / 2 + g));
                 }
             }
         }
@@ -269,14 +322,20 @@ unsafe fn store_scales(stored: __m256i, unit: f32, out: *mut f32) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn table<const BITS: u32>(flip: u8) -> __m512i {
+    match BITS {
+        4 => table_of(&LEVELS_4.table, flip),
+        3 => table_of(&LEVELS_3.table, flip),
+        _ => table_of(&LEVELS_2.table, flip),
+    }
+}
+
+/// Levels, repeated to sixteen, in each 128-bit lane.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+fn table_of(levels: &[i8], flip: u8) -> __m512i {
     let mut t = [0u8; 16];
     for (i, t) in t.iter_mut().enumerate() {
-        *t = match BITS {
-            4 => LEVELS_4.table[i],
-            3 => LEVELS_3.table[i % 8],
-            _ => LEVELS_2.table[i % 4],
-        } as u8
-            ^ flip;
+        *t = levels[i % levels.len()] as u8 ^ flip;
     }
     // SAFETY: sixteen bytes.
     _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(t.as_ptr().cast()) })

@@ -3,13 +3,18 @@
 //! Without VNNI a product of bytes goes through `vpmaddubsw`, which multiplies unsigned by signed: the sign of the level
 //! moves to the query, and pairs stay within 16 bits because levels and queries do not pass 127.
 
+mod polar;
+
 use super::{by_rows, compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
-use crate::codec::plain::Plain;
+use crate::codec::format::Format;
+use crate::codec::plain::{Plain, BLOCK};
+use crate::codec::polar::Polar;
+use crate::codec::qjl;
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
+use crate::codec::turbo::NORM_BYTES;
 use crate::lanes::{Lanes, Simd, LANES};
 use crate::rotation::Rotation;
-use half::f16;
 use std::arch::x86_64::*;
 
 /// The table, where the CPU has the instructions.
@@ -34,6 +39,8 @@ pub fn kernels() -> Option<&'static Kernels> {
         mask_scores,
         exponentials,
         scale,
+        polar_tables,
+        polar_scores: polar::scores,
     };
     let there = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
     there.then_some(&KERNELS)
@@ -149,16 +156,44 @@ impl Simd for F32x16 {
             _mm_cvtss_f32(_mm_min_ss(c, _mm_movehdup_ps(c)))
         }
     }
+    #[inline(always)]
+    fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {
+        unsafe { rotate(r, x, y) }
+    }
+    #[inline(always)]
+    fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]) {
+        unsafe { rotate_back(r, y, x) }
+    }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, _role: Role, out: LevelBlock) {
     let mut scales = [0.0f32; MAX_WIDTH / 16];
+    if let LevelRows::Polar(f) = rows {
+        // SAFETY: the caller's promise is passed on.
+        return unsafe { unpack_polar(f, data, stride, n, out) };
+    }
     for c in 0..n {
         // SAFETY: row c and cell c of the promised sizes.
         unsafe {
             let (row, levels) = (data.add(c * stride), out.levels.add(c * out.width));
             match rows {
+                LevelRows::Turbo(f) if f.size() % 64 == 0 => {
+                    match f.bits() {
+                        4 => unpack_codes::<3>(f.quantizer().table, f.size(), row.add(NORM_BYTES), levels),
+                        _ => unpack_codes::<2>(f.quantizer().table, f.size(), row.add(NORM_BYTES), levels),
+                    }
+                    let signs = row.add(f.sign_offset());
+                    unpack_signs(f.quantizer().sign_level, f.size(), signs, levels.add(f.size()));
+                    let half = f.size() / BLOCK;
+                    let [of_levels, of_signs] = f.scale_factors();
+                    scales[..half].fill(stored_scale(row) * of_levels);
+                    scales[half..2 * half].fill(stored_scale(row.add(2)) * of_signs);
+                }
+                LevelRows::Qjl(f) if f.size() % 64 == 0 => {
+                    unpack_signs(qjl::SIGN_LEVEL, f.size(), row.add(qjl::NORM_BYTES), levels);
+                    scales[..f.size() / BLOCK].fill(stored_scale(row) * f.scale_factor());
+                }
                 // Whole chunks only: the odd head sizes end in shorter ones.
                 LevelRows::Srft(f) if f.size() % 64 == 0 => match f.bits() {
                     8 => unpack_srft::<8>(f, row, levels, &mut scales),
@@ -181,38 +216,99 @@ unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, _rol
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack_srft<const BITS: u32>(f: Srft, row: *const u8, levels: *mut i8, scales: &mut [f32]) {
-    let mut table = [0u8; 16];
-    for (i, t) in table.iter_mut().enumerate() {
-        *t = match BITS {
-            4 => LEVELS_4.table[i],
-            3 => LEVELS_3.table[i % 8],
-            _ => LEVELS_2.table[i % 4],
-        } as u8;
+    let table: &[i8] = match BITS {
+        4 => &LEVELS_4.table,
+        3 => &LEVELS_3.table,
+        _ => &LEVELS_2.table,
+    };
+    // SAFETY: offsets stay inside the row and the buffers.
+    unsafe {
+        unpack_codes::<BITS>(table, f.size(), row.add(f.scale_bytes()), levels);
+        // Head sizes of whole chunks have groups of 32.
+        for g in 0..f.size() / BLOCK {
+            scales[g] = stored_scale(row.add(2 * g)) / SCALE_UNIT;
+        }
+    }
+}
+
+/// Whole chunks of codes to levels.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unpack_codes<const BITS: u32>(table: &[i8], size: usize, codes: *const u8, levels: *mut i8) {
+    let mut repeated = [0u8; 16];
+    for (i, t) in repeated.iter_mut().enumerate() {
+        *t = table[i % table.len()] as u8;
     }
     // SAFETY: offsets stay inside the row and the buffers.
     unsafe {
-        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
-        let body = row.add(f.scale_bytes());
-        for half in 0..f.size() / 32 {
-            let chunk = body.add(half / 2 * 8 * BITS as usize);
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(repeated.as_ptr().cast()));
+        for half in 0..size / 32 {
+            let chunk = codes.add(half / 2 * 8 * BITS as usize);
             let l = match BITS {
                 8 => _mm256_loadu_si256(chunk.add(half % 2 * 32).cast()),
                 _ => _mm256_shuffle_epi8(table, half_codes::<BITS>(chunk, half % 2)),
             };
             _mm256_storeu_si256(levels.add(half * 32).cast(), l);
-            // Head sizes of whole chunks have groups of 32.
-            let scale = f16::from_bits(row.add(2 * half).cast::<u16>().read_unaligned());
-            scales[half] = finite_scale(scale);
         }
     }
 }
 
+/// 32 bits at a time to levels, negative where a bit is set.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn unpack_signs(level: i8, size: usize, bits: *const u8, levels: *mut i8) {
+    let plus = _mm256_set1_epi8(level);
+    for i in 0..size / 32 {
+        // SAFETY: four bytes of bits, 32 levels.
+        unsafe {
+            // All ones where set: (x ^ m) - m negates.
+            let set = spread_bits(bits.add(4 * i));
+            let l = _mm256_sub_epi8(_mm256_xor_si256(plus, set), set);
+            _mm256_storeu_si256(levels.add(32 * i).cast(), l);
+        }
+    }
+}
+
+/// Byte i is all ones where bit i%8 of byte i/8 is set.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn spread_bits(bits: *const u8) -> __m256i {
+    // SAFETY: four bytes.
+    let bits = _mm256_set1_epi32(unsafe { bits.cast::<i32>().read_unaligned() });
+    let spread = _mm256_setr_epi8(
+        0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
+    );
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(bits, spread), bit), bit)
+}
+
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn finite_scale(scale: f16) -> f32 {
-    let x = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(scale.to_bits()))));
+unsafe fn unpack_polar(f: Polar, data: *const u8, stride: usize, n: usize, out: LevelBlock) {
+    let tables = polar::LevelTables::new(f);
+    let mut scales = [0.0f32; MAX_WIDTH / 16];
+    for c in 0..n {
+        // SAFETY: row c and cell c of the promised sizes.
+        unsafe {
+            let levels = out.levels.add(c * out.width);
+            polar::levels(f, &tables, data.add(c * stride), levels, &mut scales);
+            std::slice::from_raw_parts_mut(levels.add(f.size()), out.width - f.size()).fill(0);
+            for (g, &s) in scales[..out.groups()].iter().enumerate() {
+                *out.scale_at(c, g) = s;
+            }
+        }
+    }
+}
+
+/// A stored scale; NaN and infinities count as zero.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn stored_scale(at: *const u8) -> f32 {
+    // SAFETY: two bytes.
+    let bits = unsafe { at.cast::<u16>().read_unaligned() };
+    let x = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))));
     if x.is_finite() {
-        x / SCALE_UNIT
+        x
     } else {
         0.0
     }
@@ -236,13 +332,7 @@ unsafe fn half_codes<const BITS: u32>(chunk: *const u8, half: usize) -> __m256i 
         if BITS == 2 {
             return low;
         }
-        // Byte i of the mask's spread is byte i/8; its bit i%8 decides.
-        let bits = _mm256_set1_epi32(chunk.add(16 + 4 * half).cast::<i32>().read_unaligned());
-        let spread = _mm256_setr_epi8(
-            0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3,
-        );
-        let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
-        let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(bits, spread), bit), bit);
+        let set = spread_bits(chunk.add(16 + 4 * half));
         _mm256_or_si256(low, _mm256_and_si256(set, _mm256_set1_epi8(4)))
     }
 }
