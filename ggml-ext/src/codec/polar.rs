@@ -61,7 +61,7 @@ pub const COSINES: [[f32; 4]; 3] = [
 
 /// tan of the boundary between the first and the second cell of levels 2, 3 and 4. The second boundary is 1, the third the
 /// inverse of the first.
-const FIRST_TANGENT: [f32; 3] = [0.510_318_36, 0.613_541_94, 0.706_480_03];
+const FIRST_TANGENT: [f32; 3] = [0.510_318_36, 0.613_541_94, 0.706_48];
 
 /// The row format: bits of an angle of level 1 and the head size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

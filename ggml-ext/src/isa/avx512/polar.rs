@@ -267,7 +267,7 @@ fn upper_of(rest: [__m512i; 4], b: usize) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq,f16c")]
 fn radius_of(rest: [__m512i; 4], b: usize) -> __m512 {
-    let words = if b % 2 == 0 { rest[2 + b / 2] } else { _mm512_srli_epi32::<16>(rest[2 + b / 2]) };
+    let words = if b.is_multiple_of(2) { rest[2 + b / 2] } else { _mm512_srli_epi32::<16>(rest[2 + b / 2]) };
     let x = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
     _mm512_maskz_mov_ps(!_mm512_fpclass_ps_mask::<0x99>(x), x)
 }
