@@ -56,6 +56,10 @@ static inline float kv_slope(constant kv_attn_args & args, uint head) {
     return head < base ? pow(args.slope_low, (float) (head + 1)) : pow(args.slope_high, (float) (2*(head - base) + 1));
 }
 
+// The score of a cell that is hidden, or of none at all. A finite number: Metal's fast mathematics may take infinities for
+// something that does not happen.
+#define KV_HIDDEN (-0.5f*FLT_MAX)
+
 // A softmax that is under way: the largest score, and the sum of exponentials relative to it.
 struct kv_softmax {
     float largest;
@@ -64,5 +68,5 @@ struct kv_softmax {
 
 // The factor that brings sums relative to `from` to the larger score `to`. Without any score there is nothing to bring.
 static inline float kv_rescale(float from, float to) {
-    return from == -INFINITY ? 0.0f : exp(from - to);
+    return from <= KV_HIDDEN ? 0.0f : exp(from - to);
 }

@@ -130,7 +130,7 @@ kernel void kv_attn_decode(
     kv_softmax soft[KV_ATTN_ROWS];
     float slope[KV_ATTN_ROWS];
     for (uint r = 0; r < used; ++r) {
-        soft[r].largest = -INFINITY;
+        soft[r].largest = KV_HIDDEN;
         soft[r].sum = 0.0f;
         slope[r] = FC_attn_alibi ? kv_slope(args, first_head + r) : 1.0f;
     }
@@ -149,12 +149,13 @@ kernel void kv_attn_decode(
         float s[KV_ATTN_ROWS], bias[KV_ATTN_ROWS];
         bool seen = false;
         for (uint r = 0; r < used; ++r) {
-            bias[r] = cell < end ? 0.0f : -INFINITY;
+            bias[r] = cell < end ? 0.0f : KV_HIDDEN;
             if (FC_attn_mask && cell < end) {
                 device const uchar * row = mask + (first_head + r) % args.mask_rows[0]*args.mask_nb[1];
-                bias[r] = (float) ((device const half *) row)[cell];
+                const half m = ((device const half *) row)[cell];
+                bias[r] = m > -MAXHALF ? (float) m : KV_HIDDEN;
             }
-            seen = seen || bias[r] != -INFINITY;
+            seen = seen || bias[r] != KV_HIDDEN;
         }
         // 32 cells that nobody sees are not read.
         if (!simd_any(seen)) {
@@ -164,8 +165,8 @@ kernel void kv_attn_decode(
             kv_scores(keys + cell*args.k_nb[0], FC_attn_k_kind, k_size, q, used, k_levels, s);
         }
         for (uint r = 0; r < used; ++r) {
-            float score = -INFINITY;
-            if (bias[r] != -INFINITY) {
+            float score = KV_HIDDEN;
+            if (bias[r] != KV_HIDDEN) {
                 score = s[r]*args.scale;
                 if (FC_attn_softcap) {
                     score = args.softcap*precise::tanh(score/args.softcap);
@@ -202,7 +203,7 @@ kernel void kv_attn_decode(
                 }
             }
         }
-        // The next 32 cells overwrite the weights.
+        // The next 32 cells overwrite the weights; a shuffle stands between, but orders no memory.
         simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 
@@ -222,7 +223,7 @@ kernel void kv_attn_decode(
 
     for (uint r = simdgroup; r < used; r += simdgroups) {
         kv_softmax all;
-        all.largest = -INFINITY;
+        all.largest = KV_HIDDEN;
         all.sum = 0.0f;
         for (uint g = 0; g < simdgroups; ++g) {
             all.largest = max(all.largest, softs[(g*rows + r)*2]);
@@ -267,7 +268,7 @@ kernel void kv_attn_merge(
     const ulong at = (((ulong) stream*args.tokens + token)*args.heads + head)*args.chunks;
     device const float * partial = partials + at*(size + 2);
     kv_softmax all;
-    all.largest = -INFINITY;
+    all.largest = KV_HIDDEN;
     all.sum = 0.0f;
     for (uint c = lane; c < args.chunks; c += 32) {
         all.largest = max(all.largest, partial[c*(size + 2)]);

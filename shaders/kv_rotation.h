@@ -139,6 +139,7 @@ static inline void kv_dft(thread float2 * z, uint size, uint count) {
 // The complex transform: lane l brings z[p] = value p L + l and leaves with z[k1] = value P k2 + k1, k2 being its reversed
 // bits.
 static inline void kv_transform(thread float2 * z, uint size, uint lane) {
+#pragma METAL fp math_mode(safe)
     const uint lanes = kv_rotation_lanes(size), values = kv_rotation_values(size);
     const uint l = lane % lanes;
     kv_dft(z, size, values);

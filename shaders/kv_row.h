@@ -40,8 +40,9 @@ static inline kv_chunk kv_row_chunk(device const uchar * row, uint kind, uint si
 // The factor of the levels at value i. Any bytes give something finite.
 static inline float kv_row_scale(device const uchar * row, uint kind, uint size, uint i) {
     if (kv_is_srft(kind)) {
-        const float scale = (float) ((device const half *) row)[i/kv_srft_group(size)];
-        return isfinite(scale) ? scale/KV_SRFT_UNIT : 0.0f;
+        const ushort stored = ((device const ushort *) row)[i/kv_srft_group(size)];
+        // By its bits: fast mathematics knows no infinity.
+        return (stored & 0x7c00) != 0x7c00 ? (float) as_type<half>(stored)/KV_SRFT_UNIT : 0.0f;
     }
     return (float) *(device const half *) (row + i/32*(kind == KV_KIND_Q8_0 ? 34 : 18));
 }

@@ -16,9 +16,17 @@ constant uint FC_rows_size [[function_constant(1)]];
 constant uint FC_rows_float_kind [[function_constant(2)]]; // KV_KIND_F32 or KV_KIND_F16
 constant uint FC_rows_index_bytes [[function_constant(3)]]; // 4 or 8
 
-// What is not a number counts as 0, and nothing is beyond a million: a bad row stays finite.
+// What is not a number counts as 0, and nothing is beyond a million: a bad row stays finite. Seen by its bits, because
+// fast mathematics takes every number for one.
 static inline float kv_clean(float x) {
-    return isnan(x) ? 0.0f : clamp(x, -1e6f, 1e6f);
+    const uint bits = as_type<uint>(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        return 0.0f;
+    }
+    if ((bits & 0x7fffffffu) > as_type<uint>(1e6f)) {
+        return bits >> 31 != 0 ? -1e6f : 1e6f;
+    }
+    return x;
 }
 
 static inline float kv_float_at(device const uchar * from, uint kind, ulong step, uint i) {

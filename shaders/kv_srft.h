@@ -113,12 +113,13 @@ static inline uint kv_nearest(constant float * levels, uint count, float y) {
 
 // A rotated row, in the simdgroup's own threadgroup memory, to its bytes. The memory is used up.
 static inline void kv_srft_encode(threadgroup float * y, uint kind, uint size, uint lane, device uchar * row) {
+#pragma METAL fp math_mode(safe)
     const uint bits = kv_srft_bits(kind), group = kv_srft_group(size);
     const uint count = kv_srft_lane_values(size), lanes = group/count;
     const uint first_value = lane*count;
     const bool mine = first_value < size;
     float x[KV_SRFT_LANE_VALUES];
-    float top = -INFINITY, bottom = INFINITY;
+    float top = -FLT_MAX, bottom = FLT_MAX;
     for (uint i = 0; i < count; ++i) {
         x[i] = mine ? y[first_value + i] : 0.0f;
         top = max(top, x[i]);
@@ -146,7 +147,7 @@ static inline void kv_srft_encode(threadgroup float * y, uint kind, uint size, u
         // The largest value, sign included, goes to the first level.
         const float largest = ends.y > ends.x ? -ends.y : ends.x;
         const float first = largest/levels[0];
-        float best = first, gain = -INFINITY;
+        float best = first, gain = -1.0f;
         for (uint s = 0; s < 5; ++s) {
             const float inverse = 1.0f/(first*search[s]);
             float2 sums = float2(0.0f);

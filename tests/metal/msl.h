@@ -391,7 +391,7 @@ inline bool isfinite(float x) {
     inline t clamp(t x, t low, t high) { return min(max(x, low), high); } \
     inline t select(t a, t b, bool c) { return c ? b : a; } \
     inline t abs(t a) { return a < t(0) ? (t) -a : a; }
-MSL_ORDERED(signed char) MSL_ORDERED(uchar) MSL_ORDERED(short) MSL_ORDERED(ushort) MSL_ORDERED(int) MSL_ORDERED(uint)
+MSL_ORDERED(int8_t) MSL_ORDERED(uchar) MSL_ORDERED(short) MSL_ORDERED(ushort) MSL_ORDERED(int) MSL_ORDERED(uint)
 MSL_ORDERED(long) MSL_ORDERED(ulong) MSL_ORDERED(half) MSL_ORDERED(bfloat) MSL_ORDERED(float)
 #undef MSL_ORDERED
 

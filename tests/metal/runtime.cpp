@@ -29,6 +29,7 @@
 #endif
 #endif
 #ifdef MSL_ASAN
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -99,6 +100,20 @@ std::map<std::string, Kernel> & kernels() {
 std::vector<Constant> & constants() {
     static std::vector<Constant> all;
     return all;
+}
+
+// Barriers in the order in which they were first met.
+std::vector<Site> & barriers() {
+    static std::vector<Site> all;
+    return all;
+}
+
+int barrier_number(const Site & site) {
+    std::vector<Site> & all = barriers();
+    const auto same = [&](const Site & s) { return s.line == site.line && strcmp(s.file, site.file) == 0; };
+    const auto found = std::find_if(all.begin(), all.end(), same);
+    if (found == all.end()) all.push_back(site);
+    return (int) (std::find_if(all.begin(), all.end(), same) - all.begin());
 }
 
 struct Fiber {
@@ -204,6 +219,7 @@ class Runner {
         if (message.empty()) message = what;
     }
     bool strict() const { return launch_.strict != 0; }
+    bool ignores(const Site & site) const { return barrier_number(site) == launch_.ignored_barrier; }
     void * storage(int declaration, size_t bytes) {
         auto found = declared_.find(declaration);
         if (found == declared_.end()) {
@@ -263,6 +279,10 @@ class Runner {
             f.place.simdgroups_per_threadgroup = simdgroups_;
             f.waits = Wait::Nothing;
             f.exchange = exchanges_[t/LANES].get();
+#ifdef MSL_ASAN
+            // A thread that was given up has left its marks.
+            __asan_unpoison_memory_region(f.stack, STACK_BYTES);
+#endif
             f.sp = first_stack(f.stack + STACK_BYTES, fiber_main);
             f.fake_stack = nullptr;
         }
@@ -418,6 +438,7 @@ const Exchange & exchange(const void * value, size_t bytes, Site site, uint32_t 
 
 void wait(Wait kind, Site site) {
     Runner & r = *Runner::active;
+    if (r.ignores(site)) return;
     Fiber & f = r.current();
     f.waits = kind;
     f.site = site;
@@ -484,6 +505,12 @@ const char * msl_unset_constant(void) {
         if (!c.is_set) return c.name;
     }
     return nullptr;
+}
+
+int msl_barrier(size_t i, const char ** file) {
+    if (i >= msl::barriers().size()) return 0;
+    *file = msl::barriers()[i].file;
+    return msl::barriers()[i].line;
 }
 
 const char * msl_kernel_name(size_t i) {

@@ -88,6 +88,7 @@ struct msl_launch {
     int32_t order;  // of threads between two points where they meet
     uint32_t seed;  // of MSL_RANDOM
     int32_t strict; // what the language leaves open is an error
+    int32_t ignored_barrier; // the number of a barrier that nobody waits at: a test of tests; -1 for none
 };
 
 struct msl_counts {
@@ -101,6 +102,8 @@ void msl_clear_constants(void);
 int msl_set_constant(long index, double value);
 // The name of a constant that is not set, or null.
 const char * msl_unset_constant(void);
+// The line and the file of barrier number i, as they were met in all launches so far; 0 where there are fewer.
+int msl_barrier(size_t i, const char ** file);
 // The name of kernel number i, or null.
 const char * msl_kernel_name(size_t i);
 

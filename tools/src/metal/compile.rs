@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{bail, Context, Result};
@@ -18,12 +18,25 @@ pub struct Compiler {
     version: String,
 }
 
-/// What a library is compiled with beside the shader.
+/// How a shader is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sanitizer {
-    None,
+pub enum Mode {
+    /// As the language says.
+    Plain,
     /// Out-of-range accesses end the process with a message.
-    Address,
+    AddressSanitizer,
+    /// With the liberties that Metal's compiler takes by default: sums in any order, reciprocals, no infinities.
+    FastMath,
+}
+
+/// A shader and what is wanted of it.
+#[derive(Clone, Debug)]
+pub struct Shader<'a> {
+    pub source: PathBuf,
+    pub include: &'a [PathBuf],
+    pub define: &'a [&'a str],
+    /// The kernels, by the names that the host calls; all where there are none.
+    pub kernels: &'a [&'a str],
 }
 
 const PROBE: &str = "int line(int l = __builtin_LINE(), const char *f = __builtin_FILE());\n\
@@ -89,34 +102,46 @@ impl Compiler {
         bail!("{} has no AddressSanitizer to load", self.name())
     }
 
-    /// `source` with its includes and macros resolved, MSL's own headers left out.
-    pub fn preprocess(&self, source: &Path, include: &[PathBuf], define: &[&str]) -> Result<String> {
+    /// The source with its includes and macros resolved, MSL's own headers left out.
+    fn preprocess(&self, shader: &Shader) -> Result<String> {
         let mut c = Command::new(&self.program);
         c.args(["-E", "-x", "c++", "-std=gnu++17", "-nostdinc", "-nostdinc++", "-undef"]);
         c.args(["-D__METAL__=1", "-D__METAL_VERSION__=310", "-w"]);
         c.arg("-I").arg(root().join("stubs"));
-        for dir in include {
+        for dir in shader.include {
             c.arg("-I").arg(dir);
         }
-        c.args(define.iter().map(|d| format!("-D{d}"))).arg(source);
-        Ok(process::run_ok(&mut c).with_context(|| format!("cannot preprocess {}", source.display()))?.stdout)
+        c.args(shader.define.iter().map(|d| format!("-D{d}"))).arg(&shader.source);
+        Ok(process::run_ok(&mut c)?.stdout)
     }
 
     /// The library of a shader, kept in the cache by everything that it is made from.
-    pub fn library(&self, source: &Path, include: &[PathBuf], define: &[&str], with: Sanitizer) -> Result<PathBuf> {
-        let text = self.preprocess(source, include, define)?;
-        let text = translate(&text).with_context(|| format!("cannot translate {}", source.display()))?;
+    pub fn library(&self, shader: &Shader, mode: Mode) -> Result<PathBuf> {
+        let shown = || shader.source.display().to_string();
+        let text = self.preprocess(shader).with_context(|| format!("preprocessing {}", shown()))?;
+        let text = translate(&text, shader.kernels).with_context(|| format!("translating {}", shown()))?;
         let mut flags = self.flags();
-        if with == Sanitizer::Address {
-            flags.extend(["-fsanitize=address", "-fno-omit-frame-pointer"]);
-            flags.extend(self.clang.then_some("-shared-libasan"));
+        match mode {
+            Mode::Plain => {}
+            Mode::AddressSanitizer => {
+                flags.extend(["-fsanitize=address", "-fno-omit-frame-pointer"]);
+                flags.extend(self.clang.then_some("-shared-libasan"));
+            }
+            // Not -ffast-math, which also changes the mode of the process that loads the library.
+            Mode::FastMath => flags.extend([
+                "-fassociative-math",
+                "-freciprocal-math",
+                "-ffinite-math-only",
+                "-fno-signed-zeros",
+                "-fno-trapping-math",
+                "-fno-math-errno",
+            ]),
         }
-        let parts = ["msl.h", "runtime.h", "runtime.cpp"];
         let mut key = vec![self.version.clone(), flags.join(" "), text.clone()];
-        for part in parts {
+        for part in ["msl.h", "runtime.h", "runtime.cpp"] {
             key.push(fs::read_to_string(root().join(part)).with_context(|| format!("cannot read {part}"))?);
         }
-        let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = shader.source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let target = cache::root()?.join("metal").join(format!("{name}-{}.so", cache::key(&key)));
         cache::place(&target, |part| {
             let cpp = part.with_extension("cpp");
@@ -124,7 +149,7 @@ impl Compiler {
             let mut c = Command::new(&self.program);
             c.args(&flags).arg("-shared").arg("-I").arg(root()).arg("-o").arg(part);
             c.arg(&cpp).arg(root().join("runtime.cpp"));
-            let done = process::run_ok(&mut c).with_context(|| format!("{} as C++", source.display()));
+            let done = process::run_ok(&mut c).with_context(|| format!("{} as C++", shown()));
             let _ = cache::remove(&cpp);
             done.map(drop)
         })

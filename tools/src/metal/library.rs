@@ -1,5 +1,6 @@
 //! A compiled shader and its launches. The C side is `tests/metal/runtime.h`.
 
+use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_long, c_void, CStr, CString};
 use std::path::Path;
 use std::ptr;
@@ -7,7 +8,11 @@ use std::ptr;
 use anyhow::{anyhow, bail, Context, Result};
 use libloading::Symbol;
 
-pub struct Library(libloading::Library);
+pub struct Library {
+    library: libloading::Library,
+    /// The number of a barrier that nobody waits at: how tests are tested.
+    ignored_barrier: Cell<i32>,
+}
 
 /// In which order threads run between two points where they meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +71,7 @@ struct RawLaunch {
     order: i32,
     seed: u32,
     strict: i32,
+    ignored_barrier: i32,
 }
 
 type LaunchFn = unsafe extern "C" fn(*const RawLaunch, *mut Counts, *mut c_char, usize) -> c_int;
@@ -74,14 +80,15 @@ impl Library {
     pub fn load(path: &Path) -> Result<Library> {
         // SAFETY: our own library; its initializers only fill its tables.
         let library = unsafe { libloading::Library::new(path) };
-        Ok(Library(library.with_context(|| format!("cannot load {}", path.display()))?))
+        let library = library.with_context(|| format!("cannot load {}", path.display()))?;
+        Ok(Library { library, ignored_barrier: Cell::new(-1) })
     }
 
     /// # Safety
     /// T is the type that the header gives the function.
     unsafe fn get<T>(&self, name: &str) -> Result<Symbol<'_, T>> {
         // SAFETY: the caller's promise.
-        unsafe { self.0.get(name) }.with_context(|| format!("the library has no {name}"))
+        unsafe { self.library.get(name) }.with_context(|| format!("the library has no {name}"))
     }
 
     pub fn kernels(&self) -> Result<Vec<String>> {
@@ -95,6 +102,31 @@ impl Library {
             };
             names.push(name.to_string_lossy().into_owned());
         }
+    }
+
+    /// File and line of the barriers that launches so far have met.
+    pub fn barriers(&self) -> Result<Vec<(String, i32)>> {
+        // SAFETY: as the header has it; files are names in the library.
+        unsafe {
+            let barrier = self.get::<unsafe extern "C" fn(usize, *mut *const c_char) -> c_int>("msl_barrier")?;
+            let mut all = Vec::new();
+            let mut file = ptr::null();
+            loop {
+                let line = barrier(all.len(), &mut file);
+                if line == 0 {
+                    return Ok(all);
+                }
+                all.push((CStr::from_ptr(file).to_string_lossy().into_owned(), line));
+            }
+        }
+    }
+
+    /// Runs `work` as if one of [`Library::barriers`] were missing.
+    pub fn without_barrier<T>(&self, number: usize, work: impl FnOnce() -> T) -> T {
+        self.ignored_barrier.set(number as i32);
+        let result = work();
+        self.ignored_barrier.set(-1);
+        result
     }
 
     fn set_constants(&self, launch: &Launch) -> Result<()> {
@@ -143,6 +175,7 @@ impl Library {
             order,
             seed,
             strict: launch.strict.into(),
+            ignored_barrier: self.ignored_barrier.get(),
         };
         let mut counts = Counts::default();
         let mut message = [0 as c_char; 512];

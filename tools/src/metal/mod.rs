@@ -14,5 +14,5 @@ pub mod tables;
 pub mod token;
 pub mod translate;
 
-pub use compile::{Compiler, Sanitizer};
+pub use compile::{Compiler, Mode, Shader};
 pub use library::{Argument, Launch, Library, Order};

@@ -19,8 +19,8 @@ use anyhow::{bail, Context, Result};
 
 use super::token::{closing, joined, next_real, previous_real, tokens, Kind, Token};
 
-/// `source` is the output of the preprocessor.
-pub fn translate(source: &str) -> Result<String> {
+/// `source` is the output of the preprocessor; of its kernels those that `wanted` names are compiled, or all.
+pub fn translate(source: &str, wanted: &[&str]) -> Result<String> {
     let mut t = Translator { tokens: tokens(source), ..Translator::default() };
     t.drop_pragmas();
     t.function_constants()?;
@@ -31,10 +31,15 @@ pub fn translate(source: &str) -> Result<String> {
     t.swizzles_and_halves();
     t.drop_attributes()?;
     t.address_spaces();
+    for name in wanted {
+        if !t.entries.iter().any(|e| e.0 == *name) {
+            bail!("there is no kernel {name}");
+        }
+    }
+    t.entries.retain(|e| wanted.is_empty() || wanted.contains(&e.0.as_str()));
     let mut text = String::from("#include \"msl.h\"\n");
     text += &joined(&t.tokens);
-    for (name, call, arguments) in &t.entries {
-        let n = t.entries.iter().position(|e| &e.0 == name).unwrap_or(0);
+    for (n, (name, call, arguments)) in t.entries.iter().enumerate() {
         writeln!(text, "static void msl_entry_{n}(const ::msl::Call & msl_call) {{ {call}({arguments}); }}")?;
         writeln!(text, "static ::msl::KernelEntry msl_entry_{n}_(\"{name}\", msl_entry_{n});")?;
     }
@@ -405,7 +410,7 @@ mod tests {
 
     fn has(source: &str, wanted: &[&str]) {
         let squeeze = |s: &str| s.split_whitespace().collect::<Vec<_>>().join(" ");
-        let text = squeeze(&translate(source).unwrap());
+        let text = squeeze(&translate(source, &[]).unwrap());
         for w in wanted {
             assert!(text.contains(&squeeze(w)), "{w}\nis not in\n{text}");
         }
@@ -424,7 +429,8 @@ mod tests {
                 "KernelEntry msl_entry_0_(\"f\", msl_entry_0)",
             ],
         );
-        assert!(translate("kernel void f(uint x [[stage_in]]) {}").is_err());
+        assert!(translate("kernel void f(uint x [[stage_in]]) {}", &[]).is_err());
+        assert!(translate("kernel void f() {}", &["g"]).is_err());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use anyhow::{ensure, Context, Result};
 use half::f16;
 
 use super::values::{bytes, bytes_mut, kind, row_bytes, store, Noise};
-use super::{cases, Bench};
+use super::{cases, seeded_mistakes, Bench};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
 
@@ -151,6 +151,12 @@ pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
     }
     tally.check("kv_attn_decode: what hidden cells hold does not matter", || hidden(&library));
     tally.check("kv_attn_decode: a bit that is flipped in the cache shows", || canary(&library));
+    seeded_mistakes(&library, tally, "kv_attention.metal", || {
+        for case in [PLAIN, Case { chunk_cells: 64, ..PLAIN }] {
+            Problem::new(case)?.compare(&library)?;
+        }
+        Ok(())
+    })?;
     if bench.soak {
         let long = sized(Case { cells: 4096, chunk_cells: 512, group: 8, kv_heads: 1, ..PLAIN }, 128);
         check(&library, tally, "kv_attn_decode: 4096 cells", &[long]);

@@ -7,7 +7,7 @@ use ggml_ext::rotation::HEAD_SIZES;
 use half::f16;
 
 use super::values::{bytes, concrete, kind, Noise};
-use super::{cases, Bench};
+use super::{cases, seeded_mistakes, Bench};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
 
@@ -65,7 +65,13 @@ pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
         });
     }
     tally.check("kv_set_rows: heads, strides, f16, 32-bit indices, repeated indices, bad indices", || shapes(&library));
-    Ok(())
+    seeded_mistakes(&library, tally, "kv_rows.metal", || {
+        for size in [64, 576] {
+            set_rows(&library, "srft4", size, 8)?;
+            get_rows(&library, "srft4", size)?;
+        }
+        Ok(())
+    })
 }
 
 struct Problem<'a> {

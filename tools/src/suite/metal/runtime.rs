@@ -4,7 +4,7 @@ use anyhow::{bail, ensure, Result};
 
 use super::values::{bytes, bytes_mut, Noise};
 use super::{cases, Bench};
-use crate::metal::{Argument, Launch, Library, Order};
+use crate::metal::{Argument, Launch, Library, Mode, Order};
 use crate::suite::Tally;
 
 pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
@@ -29,7 +29,7 @@ pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
     }
     tally.check("a shader without mistakes passes strict mode", || mistake(&library, 0, 64));
     // In the sanitizer's build it is the sanitizer that sees 5, and ends the process.
-    let is_plain = bench.sanitizer == crate::metal::Sanitizer::None;
+    let is_plain = bench.mode == Mode::Plain;
     let named = [
         (1, 64, "different"),
         (2, 64, "different places"),
