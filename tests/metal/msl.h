@@ -1,8 +1,9 @@
 // The Metal Shading Language as C++17: what a translated shader is compiled with.
 //
-// Any compiler will do, so nothing here leans on an extension for 16-bit floats or swizzles: half and bfloat are classes
-// that round after every operation, and the translator turns `v.zyx` into `v.swizzle<2, 1, 0>()`. Scalar functions are
-// overloads, not templates, so that a call with mixed types is ambiguous here as it is in Metal.
+// Any compiler will do: half is the compiler's where it has one, otherwise a class that rounds after every operation, as
+// bfloat is, and the translator turns `v.zyx` into `v.swizzle<2, 1, 0>()`. The class is enough for shaders that do not
+// mix half and float in `?:` nor keep halves in nameless structs. Scalar functions are overloads, not templates, so
+// that a call with mixed types is ambiguous here as it is in Metal.
 //
 // Not modelled: address spaces (the lint looks at them), fast math, the accuracy of Metal's own exp and log, flushed
 // denormals, and the order in which a real simdgroup sums.
@@ -121,7 +122,14 @@ template <class T> T & shared(int declaration) {
 
 } // namespace msl
 
+#if defined(__FLT16_MANT_DIG__)
+typedef _Float16 half;
+namespace msl {
+template <> struct IsScalar<half> : std::true_type {};
+} // namespace msl
+#else
 typedef msl::Short<msl::half_to_float, msl::float_to_half> half;
+#endif
 typedef msl::Short<msl::bfloat_to_float, msl::float_to_bfloat> bfloat;
 
 template <class To, class From> inline To as_type(From from) {
@@ -133,6 +141,7 @@ namespace metal {
 // Vectors. Three take the room of four, as in Metal.
 
 template <class T, int N> struct vec;
+template <class T, int N> struct packed_vec;
 
 template <class T, int N> struct VecStore;
 template <class T> struct alignas(2*sizeof(T)) VecStore<T, 2> {
@@ -183,6 +192,9 @@ template <class T, int N> struct vec : VecStore<T, N> {
         for (int i = 0; i < N; ++i) v[i] = (T) s;
     }
     template <class U, std::enable_if_t<!std::is_same<U, T>::value, int> = 0> explicit vec(const vec<U, N> & o) {
+        for (int i = 0; i < N; ++i) v[i] = (T) o.v[i];
+    }
+    template <class U, std::enable_if_t<!std::is_same<U, T>::value, int> = 0> explicit vec(const packed_vec<U, N> & o) {
         for (int i = 0; i < N; ++i) v[i] = (T) o.v[i];
     }
     // From parts: scalars and shorter vectors that make N together.

@@ -16,6 +16,7 @@ pub struct Compiler {
     program: OsString,
     clang: bool,
     version: String,
+    half: bool,
 }
 
 /// How a shader is compiled.
@@ -60,10 +61,19 @@ impl Compiler {
     fn probe(program: OsString) -> Result<Compiler> {
         let version = process::run_ok(Command::new(&program).arg("--version"))?.stdout;
         let scratch = cache::Scratch::new()?;
-        let source = scratch.path().join("probe.cpp");
-        fs::write(&source, PROBE)?;
-        process::run_ok(Command::new(&program).args(["-std=gnu++17", "-fsyntax-only"]).arg(&source))?;
-        Ok(Compiler { program, clang: version.contains("clang"), version })
+        let takes = |text: &str| {
+            let source = scratch.path().join("probe.cpp");
+            fs::write(&source, text)?;
+            process::run_ok(Command::new(&program).args(["-std=gnu++17", "-fsyntax-only"]).arg(&source))
+        };
+        takes(PROBE)?;
+        let half = takes("_Float16 x;").is_ok();
+        Ok(Compiler { clang: version.contains("clang"), program, version, half })
+    }
+
+    /// Has it 16-bit floats of its own?
+    pub fn has_half(&self) -> bool {
+        self.half
     }
 
     /// For the report: the first line of its version.
@@ -76,8 +86,8 @@ impl Compiler {
         // A product and a sum are rounded apart unless the shader says fma; a literal without a suffix is a float.
         flags.push("-ffp-contract=off");
         flags.extend(match self.clang {
-            true => vec!["-Xclang", "-cl-single-precision-constant"],
-            false => vec!["-fsingle-precision-constant"],
+            true => vec!["-Xclang", "-cl-single-precision-constant", "-ferror-limit=2"],
+            false => vec!["-fsingle-precision-constant", "-fmax-errors=2"],
         });
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {

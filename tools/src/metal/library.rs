@@ -181,9 +181,8 @@ impl Library {
         let mut message = [0 as c_char; 512];
         // SAFETY: as the header has it; the buffers outlive the call, and a shader that leaves them is what the
         // sanitizer's build is for.
-        let failed = unsafe {
-            self.get::<LaunchFn>("msl_launch")?(&raw, &mut counts, message.as_mut_ptr(), message.len()) != 0
-        };
+        let failed =
+            unsafe { self.get::<LaunchFn>("msl_launch")?(&raw, &mut counts, message.as_mut_ptr(), message.len()) != 0 };
         if failed {
             // SAFETY: terminated by snprintf.
             return Err(anyhow!("{}", unsafe { CStr::from_ptr(message.as_ptr()) }.to_string_lossy()));

@@ -151,7 +151,7 @@ impl Translator {
         let mut i = 0;
         while i < self.tokens.len() {
             let t = &self.tokens[i];
-            if t.kind == Kind::Sign && t.is("{") && !self.is(self.real_before(i), "=") {
+            if t.kind == Kind::Sign && (t.is("{") || t.is("(")) {
                 i = closing(&self.tokens, i).unwrap_or(i);
             }
             if self.tokens[i].is("constant") {
@@ -168,9 +168,7 @@ impl Translator {
         let equals = (start..end).find(|&i| self.tokens[i].is("="))?;
         let name = self.real_before(equals)?;
         let value = &self.tokens[equals + 1..end];
-        let mentions = |t: &Token| {
-            t.kind == Kind::Name && self.constants.contains(t.text.trim_start_matches('&'))
-        };
+        let mentions = |t: &Token| t.kind == Kind::Name && self.constants.contains(t.text.trim_start_matches('&'));
         if self.tokens[name].kind != Kind::Name || !value.iter().any(mentions) {
             return None;
         }
@@ -300,9 +298,8 @@ impl Translator {
             let line = self.tokens[i].line;
             let end = self.statement_end(i).with_context(|| format!("line {line}: an instance without an end"))?;
             let text = (i..end).find(|&j| self.tokens[j].kind == Kind::Text);
-            let kernel = (i..end).find(|&j| {
-                self.parameters.contains_key(&self.tokens[j].text) && self.is(self.real_after(j), "<")
-            });
+            let kernel = (i..end)
+                .find(|&j| self.parameters.contains_key(&self.tokens[j].text) && self.is(self.real_after(j), "<"));
             let (Some(text), Some(kernel)) = (text, kernel) else {
                 bail!("line {line}: an instance of a kernel that is not known");
             };
@@ -388,10 +385,16 @@ impl Translator {
     }
 
     fn address_spaces(&mut self) {
-        for t in self.tokens.iter_mut().filter(|t| t.kind == Kind::Name) {
-            match t.text.as_str() {
-                "device" | "threadgroup" | "thread" | "kernel" => t.replace(""),
-                "constant" => t.replace("const"),
+        for i in 0..self.tokens.len() {
+            if self.tokens[i].kind != Kind::Name {
+                continue;
+            }
+            match self.tokens[i].text.as_str() {
+                "device" | "threadgroup" | "thread" | "kernel" => self.tokens[i].replace(""),
+                "constant" => {
+                    let twice = self.is(self.real_before(i), "const") || self.is(self.real_after(i), "const");
+                    self.tokens[i].replace(if twice { "" } else { "const" });
+                }
                 _ => {}
             }
         }
@@ -439,19 +442,23 @@ mod tests {
             "template <int N, typename T> kernel void f(device T * x [[buffer(0)]]) {}\n\
              typedef decltype(f<1, float>) f_t;\n\
              template [[host_name(\"f_4\")]] kernel f_t f<4, vec<half, 4>>;",
-            &["inline void f", "{ f<4, vec<half, 4>>(::msl::Buffer{ msl_call.buffers[0] }); }", "(\"f_4\", msl_entry_0)"],
+            &[
+                "inline void f",
+                "{ f<4, vec<half, 4>>(::msl::Buffer{ msl_call.buffers[0] }); }",
+                "(\"f_4\", msl_entry_0)",
+            ],
         );
     }
 
     #[test]
     fn function_constants_are_variables_and_what_follows_is_a_function() {
         has(
-            "constant int N [[function_constant(3)]]; constant int M = N/2; constant float t[2] = { 1, 2 };\n\
+            "constant int N [[function_constant(3)]]; constant int M = N/2; static const constant float t[2] = { 1, 2 };\n\
              constant bool B = is_function_constant_defined(N) && M; void f() { return M + N + B; }",
             &[
                 "static int N; static ::msl::ConstantEntry N_entry(\"N\", 3, &N, ::msl::set_constant<int>);",
                 "static inline int M() { return N/2; }",
-                "const float t[2] = { 1, 2 };",
+                "static const float t[2] = { 1, 2 };",
                 "static inline bool B() { return ::msl::constant_is_set(&N) && M(); }",
                 "return M() + N + B();",
             ],

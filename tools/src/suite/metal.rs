@@ -107,8 +107,8 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     if sanitized || options.quick {
         return Ok(());
     }
-    upstream::run(&bench, tally)?;
     with_sanitizer(&bench, tally)?;
+    upstream::run(&bench, tally)?;
     println!("metal: the quick list again with fast mathematics, as Metal's compiler takes it");
     (bench.mode, bench.quick) = (Mode::FastMath, true);
     rows::run(&bench, tally)?;

@@ -121,30 +121,45 @@ pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
     }
     let more: [(&str, &[Case]); 9] = [
         ("one chunk, one dispatch", &[PLAIN, sized(Case { k: "f16", ..PLAIN }, 128)]),
-        ("one cell; cells that end with a chunk; one more", &[
-            Case { cells: 1, ..PLAIN },
-            Case { cells: 256, chunk_cells: 128, ..PLAIN },
-            Case { cells: 257, chunk_cells: 128, ..PLAIN },
-        ]),
+        (
+            "one cell; cells that end with a chunk; one more",
+            &[
+                Case { cells: 1, ..PLAIN },
+                Case { cells: 256, chunk_cells: 128, ..PLAIN },
+                Case { cells: 257, chunk_cells: 128, ..PLAIN },
+            ],
+        ),
         ("softcap", &[Case { softcap: 20.0, chunk_cells: 64, ..PLAIN }, Case { softcap: 2.0, ..PLAIN }]),
         ("sinks", &[Case { sinks: true, chunk_cells: 64, ..PLAIN }, Case { sinks: true, ..PLAIN }]),
-        ("ALiBi, head counts that are a power of two and not", &[
-            Case { max_bias: 8.0, group: 4, chunk_cells: 64, ..PLAIN },
-            Case { max_bias: 8.0, ..PLAIN },
-        ]),
-        ("no mask; a mask for each head", &[
-            Case { masked: false, chunk_cells: 64, ..PLAIN },
-            Case { mask_heads: 6, chunk_cells: 64, ..PLAIN },
-        ]),
+        (
+            "ALiBi, head counts that are a power of two and not",
+            &[Case { max_bias: 8.0, group: 4, chunk_cells: 64, ..PLAIN }, Case { max_bias: 8.0, ..PLAIN }],
+        ),
+        (
+            "no mask; a mask for each head",
+            &[Case { masked: false, chunk_cells: 64, ..PLAIN }, Case { mask_heads: 6, chunk_cells: 64, ..PLAIN }],
+        ),
         ("several tokens and streams", &[Case { tokens: 3, streams: 2, chunk_cells: 96, ..PLAIN }]),
-        ("more query heads than a threadgroup takes; one", &[
-            Case { group: 11, cells: 70, chunk_cells: 64, ..PLAIN },
-            Case { group: 1, ..PLAIN },
-        ]),
-        ("K and V of different sizes; a view of V", &[
-            Case { k_size: 192, v_size: 128, out_size: 128, cells: 70, ..PLAIN },
-            Case { k_size: 576, v_size: 576, out_size: 512, kv_heads: 1, group: 5, cells: 40, chunk_cells: 32, ..PLAIN },
-        ]),
+        (
+            "more query heads than a threadgroup takes; one",
+            &[Case { group: 11, cells: 70, chunk_cells: 64, ..PLAIN }, Case { group: 1, ..PLAIN }],
+        ),
+        (
+            "K and V of different sizes; a view of V",
+            &[
+                Case { k_size: 192, v_size: 128, out_size: 128, cells: 70, ..PLAIN },
+                Case {
+                    k_size: 576,
+                    v_size: 576,
+                    out_size: 512,
+                    kv_heads: 1,
+                    group: 5,
+                    cells: 40,
+                    chunk_cells: 32,
+                    ..PLAIN
+                },
+            ],
+        ),
     ];
     for (what, list) in more {
         check(&library, tally, &format!("kv_attn_decode: {what}"), list);

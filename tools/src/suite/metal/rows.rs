@@ -89,12 +89,7 @@ fn launch(library: &Library, p: &Problem, args: Args, from: &[u8], index: &[u8],
         kernel: p.kernel,
         grid: [args.units.div_ceil(SIMDGROUPS as u32), 1, 1],
         group: [32 * SIMDGROUPS as u32, 1, 1],
-        buffers: vec![
-            Argument::Read(bytes(&[args])),
-            Argument::Read(from),
-            Argument::Read(index),
-            Argument::Write(to),
-        ],
+        buffers: vec![Argument::Read(bytes(&[args])), Argument::Read(from), Argument::Read(index), Argument::Write(to)],
         threadgroup: &[4 * SIMDGROUPS * floats],
         constants: &[
             (0, kind(p.family)?.into()),
@@ -271,8 +266,7 @@ fn shapes(library: &Library) -> Result<()> {
         cache_nb: [row_bytes, row_bytes * cache_rows, row_bytes * cache_rows * n[1]].map(|n| n as u64),
         index_nb: [4, 16, 32],
     };
-    let p =
-        Problem { kernel: "kv_set_rows", family, size, float_kind: 1, index_bytes: 4, order: Order::Random(3) };
+    let p = Problem { kernel: "kv_set_rows", family, size, float_kind: 1, index_bytes: 4, order: Order::Random(3) };
     let mut cache = vec![0x11u8; row_bytes * cache_rows * n[1] * n[2]];
     launch(library, &p, args, bytes(&x), bytes(&index), &mut cache)?;
     let mut wanted = vec![0x11u8; cache.len()];
@@ -280,9 +274,8 @@ fn shapes(library: &Library) -> Result<()> {
         let (i1, i2, i3) = (row % n[0], row / n[0] % n[1], row / n[0] / n[1]);
         let Some(target) = usize::try_from(index[i1 + 4 * i2]).ok().filter(|&t| t < cache_rows) else { continue };
         for head in 0..heads {
-            let values: Vec<f32> = (0..size)
-                .map(|i| f16::from_bits(x[row * row_values + 2 * (head * size + i)]).to_f32())
-                .collect();
+            let values: Vec<f32> =
+                (0..size).map(|i| f16::from_bits(x[row * row_values + 2 * (head * size + i)]).to_f32()).collect();
             let at = row_bytes * (target + cache_rows * (i2 + n[1] * i3)) + head * format.row_bytes();
             format.encode::<Lanes>(&values, &mut wanted[at..at + format.row_bytes()]);
         }

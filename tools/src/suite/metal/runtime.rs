@@ -15,7 +15,8 @@ pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
             let (source, wanted) = &all[0];
             ensure!(source != wanted, "nothing was reversed");
             for (_, got) in &all {
-                let right = wanted == got && got.iter().rev().take(8).eq(source[source.len() - threads..].iter().take(8));
+                let right =
+                    wanted == got && got.iter().rev().take(8).eq(source[source.len() - threads..].iter().take(8));
                 ensure!(right, "not the reverse");
             }
             Ok(())

@@ -66,28 +66,30 @@ pub fn store(name: &str, x: &mut [f32], row: &mut [u8]) -> Result<()> {
                 *x = h.to_f32();
             }
         }
+        // As ggml does it: codes by the scale before it is rounded.
         "q8_0" => {
             for (block, out) in x.chunks_exact_mut(32).zip(row.chunks_exact_mut(34)) {
-                let d = f16::from_f32(block.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0);
-                out[..2].copy_from_slice(&d.to_le_bytes());
+                let d = block.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0;
+                let (inverse, stored) = (if d == 0.0 { 0.0 } else { 1.0 / d }, f16::from_f32(d));
+                out[..2].copy_from_slice(&stored.to_le_bytes());
                 for (x, out) in block.iter_mut().zip(&mut out[2..]) {
-                    let q = (*x / d.to_f32()).round().clamp(-127.0, 127.0);
+                    let q = (*x * inverse).round();
                     *out = q as i8 as u8;
-                    *x = q * d.to_f32();
+                    *x = q * stored.to_f32();
                 }
             }
         }
         "q4_0" => {
             for (block, out) in x.chunks_exact_mut(32).zip(row.chunks_exact_mut(18)) {
-                let largest = block.iter().fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m });
-                let d = f16::from_f32(largest / -8.0);
-                out[..2].copy_from_slice(&d.to_le_bytes());
-                let codes: Vec<u8> = block.iter().map(|x| (*x / d.to_f32() + 8.5).clamp(0.0, 15.0) as u8).collect();
+                let d = block.iter().fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m }) / -8.0;
+                let (inverse, stored) = (if d == 0.0 { 0.0 } else { 1.0 / d }, f16::from_f32(d));
+                out[..2].copy_from_slice(&stored.to_le_bytes());
+                let codes: Vec<u8> = block.iter().map(|x| ((*x * inverse + 8.5) as u8).min(15)).collect();
                 for j in 0..16 {
                     out[2 + j] = codes[j] | codes[j + 16] << 4;
                 }
                 for (x, code) in block.iter_mut().zip(codes) {
-                    *x = (f32::from(code) - 8.0) * d.to_f32();
+                    *x = (f32::from(code) - 8.0) * stored.to_f32();
                 }
             }
         }
