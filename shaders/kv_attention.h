@@ -20,10 +20,10 @@ static inline void kv_scores(
         s[r] = 0.0f;
     }
     if (kind == KV_KIND_F16) {
-        for (uint i = 0; i < size; ++i) {
-            const float k = (float) ((device const half *) row)[i];
+        for (uint i = 0; i < size/4; ++i) {
+            const float4 k = (float4) ((device const half4 *) row)[i];
             for (uint r = 0; r < rows; ++r) {
-                s[r] = fma(k, q[r*size + i], s[r]);
+                s[r] += dot(k, ((threadgroup const float4 *) (q + r*size))[i]);
             }
         }
         return;
@@ -32,7 +32,7 @@ static inline void kv_scores(
         const kv_chunk chunk = kv_row_chunk(row, kind, size, start);
         const uint step = chunk.count/chunk.parts;
         for (uint j = 0; j < step; j += 4) {
-            const uchar4 bytes = uchar4(chunk.codes[j], chunk.codes[j + 1], chunk.codes[j + 2], chunk.codes[j + 3]);
+            const uchar4 bytes = *(device const packed_uchar4 *) (chunk.codes + j);
             for (uint part = 0; part < chunk.parts; ++part) {
                 const uint at = part*step + j;
                 float4 k;
@@ -41,8 +41,7 @@ static inline void kv_scores(
                 }
                 k *= kv_row_scale(row, kind, size, start + at);
                 for (uint r = 0; r < rows; ++r) {
-                    threadgroup const float * qr = q + r*size + start + at;
-                    s[r] += dot(k, float4(qr[0], qr[1], qr[2], qr[3]));
+                    s[r] += dot(k, *(threadgroup const float4 *) (q + r*size + start + at));
                 }
             }
         }

@@ -28,12 +28,16 @@ const SPACES: [&str; 4] = ["device", "constant", "threadgroup", "thread"];
 const SCALARS: [&str; 13] =
     ["bool", "char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "half", "bfloat", "float", "void"];
 
-/// One message a finding, `name` being the file's.
-pub fn lint(name: &str, source: &str) -> Vec<String> {
+/// Files with their names, which may use each other's types; one message a finding.
+pub fn lint(files: &[(String, String)]) -> Vec<String> {
+    let types = files.iter().flat_map(|(_, source)| types(&tokens(source))).collect();
+    files.iter().flat_map(|(name, source)| lint_file(name, source, &types)).collect()
+}
+
+fn lint_file(name: &str, source: &str, types: &BTreeSet<String>) -> Vec<String> {
     let all = tokens(source);
     let mut findings = Vec::new();
     let mut say = |t: &Token, what: String| findings.push(format!("{name}:{}: {what}", t.line));
-    let types = types(&all);
     for (i, t) in all.iter().enumerate().filter(|(_, t)| t.kind == Kind::Name) {
         let member = previous_real(&all, i).is_some_and(|b| all[b].is(".") || all[b].is("->"));
         if FORBIDDEN.contains(&t.text.as_str()) && !member {
@@ -41,7 +45,7 @@ pub fn lint(name: &str, source: &str) -> Vec<String> {
         }
         let next = next_real(&all, i + 1).map(|n| &all[n]);
         let points = next.is_some_and(|n| n.is("*") || n.is("&"));
-        if points && is_type(&types, &t.text) && !has_space(&all, i) {
+        if points && is_type(types, &t.text) && !has_space(&all, i) {
             say(t, format!("a pointer or reference to {} without an address space", t.text));
         }
     }
@@ -127,6 +131,17 @@ fn body_of(all: &[Token], head: &[&Token], from: usize, to: usize, say: &mut imp
 mod tests {
     use super::*;
 
+    fn one(source: &str) -> Vec<String> {
+        lint(&[("a.h".into(), source.into())])
+    }
+
+    #[test]
+    fn types_of_other_files_are_known() {
+        let files = [("a.h", "struct A { int x; };"), ("b.h", "void f(A * a) {}")];
+        let found = lint(&files.map(|(name, text)| (name.to_string(), text.to_string())));
+        assert!(found.len() == 1 && found[0].starts_with("b.h:1: "), "{found:?}");
+    }
+
     #[test]
     fn findings() {
         for (source, what) in [
@@ -138,7 +153,7 @@ mod tests {
             ("const float t[2] = { 1, 2 };", "not constant"),
             ("void f() { threadgroup float x[3]; }", "threadgroup storage in a function"),
         ] {
-            let found = lint("a.h", source);
+            let found = one(source);
             assert!(found.len() == 1 && found[0].contains(what), "{source}: {found:?}");
         }
     }
@@ -153,7 +168,7 @@ mod tests {
             "// a double * is fine here\nint f(int a) { int b = 2; return a*b; }",
             "template <int N> void f() { threadgroup float * p = 0; x.new_; }",
         ] {
-            assert_eq!(lint("a.h", source), Vec::<String>::new(), "{source}");
+            assert_eq!(one(source), Vec::<String>::new(), "{source}");
         }
     }
 }

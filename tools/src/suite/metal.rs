@@ -10,7 +10,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use anyhow::{bail, Result};
+use anyhow::{bail, ensure, Result};
 
 use super::{parse_counts, Options, Tally};
 use crate::metal::compile::{root, shaders};
@@ -19,18 +19,20 @@ use crate::metal::{Compiler, Library, Mode, Shader};
 use crate::process;
 use crate::progress::Spinner;
 
-/// Set in the process that runs with AddressSanitizer.
+/// Set in a process that runs with AddressSanitizer, to what it is to do.
 const SANITIZED: &str = "KV_METAL_SANITIZED";
+/// One launch that has to end the process.
+const OVERRUN: &str = "overrun";
 
 /// What the checks need.
-struct Bench {
+struct Setup {
     compiler: Compiler,
     mode: Mode,
     quick: bool,
     soak: bool,
 }
 
-impl Bench {
+impl Setup {
     fn library(&self, shader: &Shader) -> Result<Library> {
         let _spinner = Spinner::new(&format!("compiling {}", shader.source.display()));
         Library::load(&self.compiler.library(shader, self.mode)?)
@@ -55,9 +57,7 @@ impl Bench {
 fn seeded_mistakes(library: &Library, tally: &mut Tally, shader: &str, work: impl Fn() -> Result<()>) -> Result<()> {
     work()?;
     let barriers = library.barriers()?;
-    if barriers.is_empty() {
-        bail!("{shader} met no barrier");
-    }
+    ensure!(!barriers.is_empty(), "{shader} met no barrier");
     for (number, (file, line)) in barriers.iter().enumerate() {
         let source = fs::read_to_string(file)?;
         let excused = source.lines().nth(*line as usize - 2).is_some_and(|before| before.contains("a shuffle stands"));
@@ -85,7 +85,8 @@ fn cases(tally: &mut Tally, what: &str, count: u64, check: impl FnOnce() -> Resu
 }
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
-    let sanitized = std::env::var_os(SANITIZED).is_some();
+    let list = std::env::var_os(SANITIZED);
+    let sanitized = list.is_some();
     // The compiler is not to be watched.
     std::env::remove_var("LD_PRELOAD");
     let compiler = match Compiler::find() {
@@ -96,62 +97,67 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         }
     };
     let mode = if sanitized { Mode::AddressSanitizer } else { Mode::Plain };
-    let mut bench = Bench { compiler, mode, quick: options.quick || sanitized, soak: options.soak };
+    let mut setup = Setup { compiler, mode, quick: options.quick || sanitized, soak: options.soak };
     if !sanitized {
-        println!("metal: shaders as C++ by {}", bench.compiler.name());
+        println!("metal: shaders as C++ by {}", setup.compiler.name());
         tally.check("lint of shaders/", lint_shaders);
     }
-    runtime::run(&bench, tally)?;
-    rows::run(&bench, tally)?;
-    attention::run(&bench, tally)?;
+    if list.is_some_and(|list| list == OVERRUN) {
+        return runtime::overrun(&setup);
+    }
+    runtime::run(&setup, tally)?;
+    rows::run(&setup, tally)?;
+    attention::run(&setup, tally)?;
     if sanitized || options.quick {
         return Ok(());
     }
-    with_sanitizer(&bench, tally)?;
-    upstream::run(&bench, tally)?;
+    with_sanitizer(&setup, tally)?;
+    upstream::run(&setup, tally)?;
     println!("metal: the quick list again with fast mathematics, as Metal's compiler takes it");
-    (bench.mode, bench.quick) = (Mode::FastMath, true);
-    rows::run(&bench, tally)?;
-    attention::run(&bench, tally)
+    (setup.mode, setup.quick) = (Mode::FastMath, true);
+    rows::run(&setup, tally)?;
+    attention::run(&setup, tally)
 }
 
 fn lint_shaders() -> Result<()> {
-    let mut findings = Vec::new();
-    let mut files: Vec<PathBuf> = fs::read_dir(shaders())?.flatten().map(|e| e.path()).collect();
-    files.retain(|f| f.extension().is_some_and(|e| e == "metal" || e == "h"));
-    files.sort();
-    if files.is_empty() {
-        bail!("there are no shaders in {}", shaders().display());
+    let mut paths: Vec<PathBuf> = fs::read_dir(shaders())?.flatten().map(|e| e.path()).collect();
+    paths.retain(|f| f.extension().is_some_and(|e| e == "metal" || e == "h"));
+    paths.sort();
+    let mut files = Vec::new();
+    for path in paths {
+        files.push((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), fs::read_to_string(&path)?));
     }
-    // A header's types are known where it is included.
-    for file in &files {
-        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        findings.extend(lint(&name, &fs::read_to_string(file)?));
-    }
-    if !findings.is_empty() {
-        bail!("{}", findings.join("\n"));
-    }
+    ensure!(!files.is_empty(), "there are no shaders in {}", shaders().display());
+    let findings = lint(&files);
+    ensure!(findings.is_empty(), "{}", findings.join("\n"));
     Ok(())
 }
 
 /// The same list again in a process in which AddressSanitizer watches every buffer.
-fn with_sanitizer(bench: &Bench, tally: &mut Tally) -> Result<()> {
+fn with_sanitizer(setup: &Setup, tally: &mut Tally) -> Result<()> {
     let what = "the quick list with AddressSanitizer";
-    let library = match bench.compiler.sanitizer_library() {
+    let library = match setup.compiler.sanitizer_library() {
         Ok(library) => library,
         Err(e) => {
             tally.skip(what, 1, &format!("{e:#}"));
             return Ok(());
         }
     };
-    let mut c = Command::new(std::env::current_exe()?);
-    c.args(["test", "--only", "metal", "--quick"]).env(SANITIZED, "1").env("LD_PRELOAD", library);
-    // What the process keeps to its end is not a leak.
-    c.env("ASAN_OPTIONS", "detect_leaks=0");
-    let done = {
+    let child = |list: &str| {
+        let mut c = Command::new(std::env::current_exe()?);
+        c.args(["test", "--only", "metal", "--quick"]).env(SANITIZED, list).env("LD_PRELOAD", &library);
+        // What the process keeps to its end is not a leak.
+        c.env("ASAN_OPTIONS", "detect_leaks=0");
         let _spinner = Spinner::new(what);
-        process::run(&mut c, None)?
+        process::run(&mut c, None)
     };
+    tally.check("AddressSanitizer ends a shader that leaves its threadgroup memory", || {
+        let done = child(OVERRUN)?;
+        let seen = !done.status.success() && done.stderr.contains("heap-buffer-overflow");
+        ensure!(seen, "{}", process::tail(&done.text(), 20));
+        Ok(())
+    });
+    let done = child("list")?;
     match done.stdout.lines().rev().find_map(parse_counts) {
         Some([passed, 0, 0]) if done.status.success() => {
             println!("ok    metal: {what} ({passed} cases)");

@@ -4,7 +4,7 @@ use anyhow::{ensure, Context, Result};
 use half::f16;
 
 use super::values::{bytes, bytes_mut, kind, row_bytes, store, Noise};
-use super::{cases, seeded_mistakes, Bench};
+use super::{cases, seeded_mistakes, Setup};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
 
@@ -87,8 +87,8 @@ fn sized(case: Case, size: usize) -> Case {
     Case { k_size: size, v_size: size, out_size: size, ..case }
 }
 
-pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
-    let library = bench.shader("kv_attention.metal")?;
+pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
+    let library = setup.shader("kv_attention.metal")?;
     let pairs = [
         ("srft8", "srft8"),
         ("srft4", "srft4"),
@@ -104,7 +104,7 @@ pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
         ("srft4", "q4_0"),
         ("f16", "q8_0"),
     ];
-    let sizes: &[usize] = if bench.quick { &[64, 80, 128] } else { &[64, 80, 96, 112, 128, 192, 256, 512, 576] };
+    let sizes: &[usize] = if setup.quick { &[64, 80, 128] } else { &[64, 80, 96, 112, 128, 192, 256, 512, 576] };
     for (k, v) in pairs {
         let block = |name: &str| matches!(name, "q8_0" | "q4_0");
         let fits = |size: &&usize| size.is_multiple_of(32) || !(block(k) || block(v));
@@ -172,7 +172,7 @@ pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
         }
         Ok(())
     })?;
-    if bench.soak {
+    if setup.soak {
         let long = sized(Case { cells: 4096, chunk_cells: 512, group: 8, kv_heads: 1, ..PLAIN }, 128);
         check(&library, tally, "kv_attn_decode: 4096 cells", &[long]);
     }

@@ -7,7 +7,7 @@ use ggml_ext::rotation::HEAD_SIZES;
 use half::f16;
 
 use super::values::{bytes, concrete, kind, Noise};
-use super::{cases, seeded_mistakes, Bench};
+use super::{cases, seeded_mistakes, Setup};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
 
@@ -34,11 +34,11 @@ struct Args {
 
 const _: () = assert!(std::mem::size_of::<Args>() == 8 * 4 + 10 * 8);
 
-pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
-    let library = bench.shader("kv_rows.metal")?;
-    let rows = if bench.quick {
+pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
+    let library = setup.shader("kv_rows.metal")?;
+    let rows = if setup.quick {
         6
-    } else if bench.soak {
+    } else if setup.soak {
         400
     } else {
         48

@@ -3,12 +3,12 @@
 use anyhow::{bail, ensure, Result};
 
 use super::values::{bytes, bytes_mut, Noise};
-use super::{cases, Bench};
+use super::{cases, Setup};
 use crate::metal::{Argument, Launch, Library, Mode, Order};
 use crate::suite::Tally;
 
-pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
-    let library = bench.test_shader("runtime.metal")?;
+pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
+    let library = setup.test_shader("runtime.metal")?;
     for (kernel, threads, memory) in [("reverse", 96, 0), ("reverse_lanes", 32, 32)] {
         cases(tally, &format!("{kernel}: the same in every order"), 3, || {
             let all = reversed(&library, kernel, threads, memory, 0)?;
@@ -30,7 +30,7 @@ pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
     }
     tally.check("a shader without mistakes passes strict mode", || mistake(&library, 0, 64));
     // In the sanitizer's build it is the sanitizer that sees 5, and ends the process.
-    let is_plain = bench.mode == Mode::Plain;
+    let is_plain = setup.mode == Mode::Plain;
     let named = [
         (1, 64, "different"),
         (2, 64, "different places"),
@@ -72,6 +72,11 @@ pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
     });
     tally.check("vectors, halves, swizzles, shuffles", || language(&library));
     Ok(())
+}
+
+/// A write behind threadgroup memory, for AddressSanitizer to see.
+pub fn overrun(setup: &Setup) -> Result<()> {
+    launch_mistakes(&setup.test_shader("runtime.metal")?, 5, 64).map(drop)
 }
 
 /// (source, result) for each order.

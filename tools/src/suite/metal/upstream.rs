@@ -10,7 +10,7 @@ use anyhow::{ensure, Result};
 use half::f16;
 
 use super::values::{bytes, bytes_mut, row_bytes, store, Noise};
-use super::{cases, Bench};
+use super::{cases, Setup};
 use crate::metal::{Argument, Launch, Library, Order, Shader};
 use crate::source::{self, Source, Tree};
 use crate::suite::Tally;
@@ -18,8 +18,8 @@ use crate::suite::Tally;
 const CELLS: usize = 96;
 const SIZE: usize = 128;
 
-pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
-    if !bench.compiler.has_half() {
+pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
+    if !setup.compiler.has_half() {
         tally.skip("ggml's own shaders", 1, "they need a compiler with 16-bit floats: g++ 12 or clang 15");
         return Ok(());
     }
@@ -27,7 +27,7 @@ pub fn run(bench: &Bench, tally: &mut Tally) -> Result<()> {
     let include = [tree.clone(), tree.join("ggml-metal"), tree.join("ggml-metal/kernels")];
     let shader = |name: &str, kernels: &[&str]| {
         let source: PathBuf = tree.join("ggml-metal/kernels").join(name);
-        bench.library(&Shader { source, include: &include, define: &[], kernels })
+        setup.library(&Shader { source, include: &include, define: &[], kernels })
     };
     let rows = shader(
         "quantize.metal",
