@@ -1,56 +1,29 @@
-// Attention over compressed rows: scores from levels and scales as stored, values summed as stored.
-//
-// A lane takes a whole cell for the scores: it unpacks each byte of the row once, in registers, and multiplies it into
-// the queries of all the heads that share the KV head, which lie in threadgroup memory where all lanes read the same
-// place at the same time. So scores need no sum over lanes. For the values it is the other way round: a lane takes every
-// 32nd value of the row, neighbours read neighbouring bytes, and the weights of a cell are the same for all.
+// Attention over compressed rows, what decoding and prefill share: the query into K's domain, the score of a cell, the
+// softmax under way, and the end of a row.
 
 #pragma once
 
+#include "kv_args.h"
+#include "kv_rotation.h"
 #include "kv_row.h"
 
 #include <metal_stdlib>
 using namespace metal;
 
-// s[r] = q[r] . row for `rows` queries of `size` values each.
-static inline void kv_scores(
-        device const uchar * row, uint kind, uint size, threadgroup const float * q, uint rows,
-        threadgroup const float * levels, thread float * s) {
-    for (uint r = 0; r < rows; ++r) {
-        s[r] = 0.0f;
-    }
-    if (kind == KV_KIND_F16) {
-        for (uint i = 0; i < size/4; ++i) {
-            const float4 k = (float4) ((device const half4 *) row)[i];
-            for (uint r = 0; r < rows; ++r) {
-                s[r] += dot(k, ((threadgroup const float4 *) (q + r*size))[i]);
-            }
-        }
-        return;
-    }
-    for (uint start = 0; start < size;) {
-        const kv_chunk chunk = kv_row_chunk(row, kind, size, start);
-        const uint step = chunk.count/chunk.parts;
-        for (uint j = 0; j < step; j += 4) {
-            const uchar4 bytes = *(device const packed_uchar4 *) (chunk.codes + j);
-            for (uint part = 0; part < chunk.parts; ++part) {
-                const uint at = part*step + j;
-                float4 k;
-                for (uint i = 0; i < 4; ++i) {
-                    k[i] = kv_row_level(chunk, kind, at + i, bytes[i], levels);
-                }
-                k *= kv_row_scale(row, kind, size, start + at);
-                for (uint r = 0; r < rows; ++r) {
-                    s[r] += dot(k, *(threadgroup const float4 *) (q + r*size + start + at));
-                }
-            }
-        }
-        start += chunk.count;
-    }
-}
+constant uint FC_attn_k_kind [[function_constant(10)]];
+constant uint FC_attn_v_kind [[function_constant(11)]];
+constant uint FC_attn_k_size [[function_constant(12)]];
+constant uint FC_attn_v_size [[function_constant(13)]];
+constant bool FC_attn_mask [[function_constant(14)]];
+constant bool FC_attn_softcap [[function_constant(15)]];
+constant bool FC_attn_sinks [[function_constant(16)]];
+constant bool FC_attn_alibi [[function_constant(17)]];
 
 // ALiBi.
-static inline float kv_slope(constant kv_attn_args & args, uint head) {
+static inline float kv_attn_slope(constant kv_attn_args & args, uint head) {
+    if (!FC_attn_alibi) {
+        return 1.0f;
+    }
     const uint base = args.slope_heads;
     return head < base ? pow(args.slope_low, (float) (head + 1)) : pow(args.slope_high, (float) (2*(head - base) + 1));
 }
@@ -68,4 +41,84 @@ struct kv_softmax {
 // The factor that brings sums relative to `from` to the larger score `to`. Without any score there is nothing to bring.
 static inline float kv_rescale(float from, float to) {
     return from <= KV_HIDDEN ? 0.0f : exp(from - to);
+}
+
+// What the mask adds to the score of a cell, KV_HIDDEN where it must not be seen. `mask` is the row of the token.
+static inline float kv_attn_bias(constant kv_attn_args & args, device const uchar * mask, uint head, uint cell) {
+    if (!FC_attn_mask) {
+        return 0.0f;
+    }
+    const half m = ((device const half *) (mask + head % args.mask_rows[0]*args.mask_nb[1]))[cell];
+    return m > -MAXHALF ? (float) m : KV_HIDDEN;
+}
+
+static inline float kv_attn_score(constant kv_attn_args & args, float product, float bias, float slope) {
+    if (bias == KV_HIDDEN) {
+        return KV_HIDDEN;
+    }
+    float score = product*args.scale;
+    if (FC_attn_softcap) {
+        score = args.softcap*precise::tanh(score/args.softcap);
+    }
+    return score + slope*bias;
+}
+
+// From the sums of one query row, in the simdgroup's own threadgroup memory, to the result.
+static inline void kv_attn_end(
+        constant kv_attn_args & args, threadgroup float * o, kv_softmax soft, device const float * sinks, uint head,
+        device float * result, uint lane) {
+    const uint size = FC_attn_v_size;
+    float factor = 1.0f;
+    if (FC_attn_sinks) {
+        const float sink = sinks[head];
+        if (sink > soft.largest) {
+            factor = kv_rescale(soft.largest, sink);
+            soft.sum *= factor;
+            soft.largest = sink;
+        }
+        soft.sum += kv_rescale(sink, soft.largest);
+    }
+    // A row that sees no cell is zero.
+    factor = soft.sum == 0.0f ? 0.0f : factor/soft.sum;
+    for (uint i = lane; i < size; i += 32) {
+        o[i] *= factor;
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    if (!kv_is_srft(FC_attn_v_kind)) {
+        for (uint i = lane; i < args.out_size; i += 32) {
+            result[i] = o[i];
+        }
+        return;
+    }
+    float2 z[KV_ROTATION_VALUES];
+    kv_rotate_back(o, size, lane, z);
+    const uint lanes = kv_rotation_lanes(size), values = kv_rotation_values(size);
+    const uint first = 2*values*kv_rotation_reversed(size, lane % lanes);
+    for (uint i = 0; i < 2*values; ++i) {
+        if (lane < lanes && first + i < args.out_size) {
+            result[first + i] = z[i/2][i % 2];
+        }
+    }
+}
+
+static inline device float * kv_attn_result(constant kv_attn_args & args, device uchar * dst, uint head, uint token, uint stream) {
+    return (device float *) (dst + head*args.dst_nb[0] + token*args.dst_nb[1] + stream*args.dst_nb[2]);
+}
+
+// The query of one head, in K's domain.
+static inline void kv_attn_query(device const float * from, uint lane, threadgroup float * q) {
+    const uint size = FC_attn_k_size;
+    if (!kv_is_srft(FC_attn_k_kind)) {
+        for (uint i = lane; i < size; i += 32) {
+            q[i] = from[i];
+        }
+        return;
+    }
+    float2 z[KV_ROTATION_VALUES];
+    const uint lanes = kv_rotation_lanes(size);
+    for (uint p = 0; p < kv_rotation_values(size); ++p) {
+        const uint i = 2*(p*lanes + lane % lanes);
+        z[p] = float2(from[i]*kv_sign(size, i), from[i + 1]*kv_sign(size, i + 1));
+    }
+    kv_rotate(z, size, lane, q);
 }

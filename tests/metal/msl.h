@@ -546,6 +546,67 @@ template <class T> inline T simd_prefix_exclusive_sum(T value, MSL_HERE) {
     return sum;
 }
 
+// 8x8 matrices that a simdgroup holds together, two elements in each lane; which ones is nobody's business. Loads and stores
+// touch memory without meeting anybody: who wrote it must have been waited for.
+
+template <class T, int R, int C> struct simdgroup_matrix {
+    static_assert(R == 8 && C == 8, "simdgroup matrices are 8x8");
+    T elements[2];
+    simdgroup_matrix() = default;
+    explicit simdgroup_matrix(T diagonal) {
+        const uint lane = ::msl::lane();
+        for (uint i = 0; i < 2; ++i) elements[i] = row(lane) == column(lane, i) ? diagonal : T(0);
+    }
+    static uint row(uint lane) { return lane/4; }
+    static uint column(uint lane, uint i) { return lane % 4*2 + i; }
+};
+typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
+typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
+
+template <class T, int R, int C> inline simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T value) {
+    simdgroup_matrix<T, R, C> m;
+    m.elements[0] = m.elements[1] = value;
+    return m;
+}
+
+template <class T> inline ulong msl_matrix_place(uint i, ulong stride, ulong2 origin, bool transposed) {
+    typedef simdgroup_matrix<T, 8, 8> M;
+    const uint lane = ::msl::lane(), r = M::row(lane), c = M::column(lane, i);
+    return ((transposed ? c : r) + origin.y)*stride + (transposed ? r : c) + origin.x;
+}
+template <class T>
+inline void simdgroup_load(simdgroup_matrix<T, 8, 8> & m, const T * from, ulong stride = 8, ulong2 origin = ulong2(0), bool transposed = false) {
+    for (uint i = 0; i < 2; ++i) m.elements[i] = from[msl_matrix_place<T>(i, stride, origin, transposed)];
+}
+template <class T>
+inline void simdgroup_store(const simdgroup_matrix<T, 8, 8> & m, T * to, ulong stride = 8, ulong2 origin = ulong2(0), bool transposed = false) {
+    for (uint i = 0; i < 2; ++i) to[msl_matrix_place<T>(i, stride, origin, transposed)] = m.elements[i];
+}
+
+// d = a b + c, sums in floats.
+template <class D, class A, class B, class C>
+inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8> & d, const simdgroup_matrix<A, 8, 8> & a, const simdgroup_matrix<B, 8, 8> & b, const simdgroup_matrix<C, 8, 8> & c, MSL_HERE) {
+    typedef simdgroup_matrix<float, 8, 8> M;
+    const float4 mine = float4((float) a.elements[0], (float) a.elements[1], (float) b.elements[0], (float) b.elements[1]);
+    uint lane;
+    const auto & e = ::msl::exchange(&mine, sizeof mine, MSL_SITE(30), lane);
+    float4 all[::msl::LANES];
+    for (uint i = 0; i < ::msl::LANES; ++i) all[i] = msl_lane<float4>(e, i, MSL_SITE(30));
+    for (uint i = 0; i < 2; ++i) {
+        float sum = (float) c.elements[i];
+        for (uint k = 0; k < 8; ++k) {
+            // Element (row, k) of a and (k, column) of b.
+            const uint column = M::column(lane, i);
+            sum += all[M::row(lane)*4 + k/2].v[k % 2]*all[k*4 + column/2].v[2 + column % 2];
+        }
+        d.elements[i] = (D) sum;
+    }
+}
+template <class D, class A, class B>
+inline void simdgroup_multiply(simdgroup_matrix<D, 8, 8> & d, const simdgroup_matrix<A, 8, 8> & a, const simdgroup_matrix<B, 8, 8> & b, MSL_HERE) {
+    simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<float, 8, 8>(0.0f), file_, line_);
+}
+
 } // namespace metal
 
 using namespace metal;

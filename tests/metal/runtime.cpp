@@ -445,6 +445,10 @@ void wait(Wait kind, Site site) {
     r.leave(f);
 }
 
+uint32_t lane() {
+    return Runner::active->current().place.thread_index_in_simdgroup;
+}
+
 void * shared_storage(int declaration, size_t bytes) {
     return Runner::active->storage(declaration, bytes);
 }

@@ -66,6 +66,8 @@ bool constant_is_set(const void * at);
 // All lanes of the simdgroup that are here bring `bytes` bytes; returns what they brought.
 const Exchange & exchange(const void * value, size_t bytes, Site site, uint32_t & lane);
 void wait(Wait kind, Site site);
+// The lane that asks.
+uint32_t lane();
 // Storage that the threads of a threadgroup share, one for each declaration.
 void * shared_storage(int declaration, size_t bytes);
 // Ends the launch with a message. With `strict` off, returns where the language leaves the result open.

@@ -1,4 +1,4 @@
-//! kv_attn_decode and kv_attn_merge against attention in f64 on the decoded rows.
+//! kv_attn_decode, kv_attn_merge and kv_attn_prefill against attention in f64 on the decoded rows.
 
 use anyhow::{ensure, Context, Result};
 use half::f16;
@@ -87,8 +87,37 @@ fn sized(case: Case, size: usize) -> Case {
     Case { k_size: size, v_size: size, out_size: size, ..case }
 }
 
+/// The kernels for few query rows and for many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Decode,
+    Prefill,
+}
+
+struct Shader {
+    way: Way,
+    library: Library,
+}
+
+impl Shader {
+    fn kernel(&self) -> &'static str {
+        match self.way {
+            Way::Decode => "kv_attn_decode",
+            Way::Prefill => "kv_attn_prefill",
+        }
+    }
+}
+
 pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
-    let library = setup.shader("kv_attention.metal")?;
+    let decode = Shader { way: Way::Decode, library: setup.shader("kv_decode.metal")? };
+    with_shader(setup, tally, &decode, PLAIN)?;
+    let prefill = Shader { way: Way::Prefill, library: setup.shader("kv_prefill.metal")? };
+    // 33 rows for each KV head: two blocks, two blocks, and a row.
+    with_shader(setup, tally, &prefill, Case { tokens: 11, cells: 150, chunk_cells: 150, ..PLAIN })
+}
+
+fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -> Result<()> {
+    let kernel = shader.kernel();
     let pairs = [
         ("srft8", "srft8"),
         ("srft4", "srft4"),
@@ -113,78 +142,78 @@ pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
             .filter(fits)
             .map(|&size| {
                 // Long rows are dear here; 70 cells are two and a bit of what a simdgroup takes.
-                let cells = if size > 256 { 70 } else { 200 };
-                sized(Case { k, v, cells, chunk_cells: 96, ..PLAIN }, size)
+                let cells = if size > 256 { 70 } else { plain.cells };
+                sized(Case { k, v, cells, chunk_cells: 96, ..plain }, size)
             })
             .collect();
-        check(&library, tally, &format!("kv_attn_decode {k}/{v}: {} head sizes", list.len()), &list);
+        check(shader, tally, &format!("{kernel} {k}/{v}: {} head sizes", list.len()), &list);
     }
-    let more: [(&str, &[Case]); 9] = [
-        ("one chunk, one dispatch", &[PLAIN, sized(Case { k: "f16", ..PLAIN }, 128)]),
+    let chunked = Case { chunk_cells: 64, ..plain };
+    let more: [(&str, Vec<Case>); 9] = [
+        ("one chunk, one dispatch", vec![plain, sized(Case { k: "f16", ..plain }, 128)]),
         (
             "one cell; cells that end with a chunk; one more",
-            &[
-                Case { cells: 1, ..PLAIN },
-                Case { cells: 256, chunk_cells: 128, ..PLAIN },
-                Case { cells: 257, chunk_cells: 128, ..PLAIN },
+            vec![
+                Case { cells: 1, chunk_cells: 1, tokens: 1, ..plain },
+                Case { cells: 256, chunk_cells: 128, ..plain },
+                Case { cells: 257, chunk_cells: 128, ..plain },
             ],
         ),
-        ("softcap", &[Case { softcap: 20.0, chunk_cells: 64, ..PLAIN }, Case { softcap: 2.0, ..PLAIN }]),
-        ("sinks", &[Case { sinks: true, chunk_cells: 64, ..PLAIN }, Case { sinks: true, ..PLAIN }]),
+        ("softcap", vec![Case { softcap: 20.0, ..chunked }, Case { softcap: 2.0, ..plain }]),
+        ("sinks", vec![Case { sinks: true, ..chunked }, Case { sinks: true, ..plain }]),
         (
             "ALiBi, head counts that are a power of two and not",
-            &[Case { max_bias: 8.0, group: 4, chunk_cells: 64, ..PLAIN }, Case { max_bias: 8.0, ..PLAIN }],
+            vec![Case { max_bias: 8.0, group: 4, ..chunked }, Case { max_bias: 8.0, ..plain }],
         ),
-        (
-            "no mask; a mask for each head",
-            &[Case { masked: false, chunk_cells: 64, ..PLAIN }, Case { mask_heads: 6, chunk_cells: 64, ..PLAIN }],
-        ),
-        ("several tokens and streams", &[Case { tokens: 3, streams: 2, chunk_cells: 96, ..PLAIN }]),
+        ("no mask; a mask for each head", vec![Case { masked: false, ..chunked }, Case { mask_heads: 6, ..chunked }]),
+        ("several tokens and streams", vec![Case { tokens: 3, streams: 2, ..chunked }]),
         (
             "more query heads than a threadgroup takes; one",
-            &[Case { group: 11, cells: 70, chunk_cells: 64, ..PLAIN }, Case { group: 1, ..PLAIN }],
+            vec![Case { group: 11, cells: 70, ..chunked }, Case { group: 1, ..plain }],
         ),
         (
             "K and V of different sizes; a view of V",
-            &[
-                Case { k_size: 192, v_size: 128, out_size: 128, cells: 70, ..PLAIN },
+            vec![
+                Case { k_size: 192, v_size: 128, out_size: 128, cells: 70, chunk_cells: 70, ..plain },
                 Case {
                     k_size: 576,
                     v_size: 576,
                     out_size: 512,
                     kv_heads: 1,
                     group: 5,
+                    tokens: 2,
                     cells: 40,
                     chunk_cells: 32,
-                    ..PLAIN
+                    ..plain
                 },
             ],
         ),
     ];
     for (what, list) in more {
-        check(&library, tally, &format!("kv_attn_decode: {what}"), list);
+        check(shader, tally, &format!("{kernel}: {what}"), &list);
     }
-    tally.check("kv_attn_decode: what hidden cells hold does not matter", || hidden(&library));
-    tally.check("kv_attn_decode: a bit that is flipped in the cache shows", || canary(&library));
-    seeded_mistakes(&library, tally, "kv_attention.metal", || {
-        for case in [PLAIN, Case { chunk_cells: 64, ..PLAIN }] {
-            Problem::new(case)?.compare(&library)?;
+    tally.check(&format!("{kernel}: what hidden cells hold does not matter"), || hidden(shader));
+    tally.check(&format!("{kernel}: a bit that is flipped in the cache shows"), || canary(shader));
+    seeded_mistakes(&shader.library, tally, kernel, || {
+        // 128 values are two slabs of prefill's.
+        for case in [sized(plain, 128), chunked] {
+            Problem::new(case)?.compare(shader)?;
         }
         Ok(())
     })?;
     if setup.soak {
-        let long = sized(Case { cells: 4096, chunk_cells: 512, group: 8, kv_heads: 1, ..PLAIN }, 128);
-        check(&library, tally, "kv_attn_decode: 4096 cells", &[long]);
+        let long = sized(Case { cells: 4096, chunk_cells: 512, group: 8, kv_heads: 1, ..plain }, 128);
+        check(shader, tally, &format!("{kernel}: 4096 cells"), &[long]);
     }
     Ok(())
 }
 
-fn check(library: &Library, tally: &mut Tally, what: &str, list: &[Case]) {
+fn check(shader: &Shader, tally: &mut Tally, what: &str, list: &[Case]) {
     let mut worst = 0.0f64;
     cases(tally, &format!("{what}, in 3 orders"), 3 * list.len() as u64, || {
         for case in list {
             let problem = Problem::new(*case)?;
-            worst = worst.max(problem.compare(library).with_context(|| format!("{case:?}"))?);
+            worst = worst.max(problem.compare(shader).with_context(|| format!("{case:?}"))?);
         }
         Ok(())
     });
@@ -305,26 +334,40 @@ impl Problem {
         }
     }
 
-    /// [stream][token][head][value]
-    fn run(&self, library: &Library, order: Order) -> Result<Vec<f32>> {
+    /// The constants that both ways have.
+    fn constants(&self) -> Result<Vec<(i64, f64)>> {
         let c = &self.case;
-        let (args, rows) = (self.args(), self.rows());
-        let whole = args.chunks == 1;
         let flag = |on: bool| if on { 1.0 } else { 0.0 };
-        let constants = [
+        Ok(vec![
             (10, kind(c.k)?.into()),
             (11, kind(c.v)?.into()),
             (12, c.k_size as f64),
             (13, c.v_size as f64),
-            (14, rows as f64),
-            (15, flag(c.masked)),
-            (16, flag(c.softcap != 0.0)),
-            (17, flag(c.sinks)),
-            (18, flag(c.max_bias != 0.0)),
-            (19, flag(whole)),
-        ];
+            (14, flag(c.masked)),
+            (15, flag(c.softcap != 0.0)),
+            (16, flag(c.sinks)),
+            (17, flag(c.max_bias != 0.0)),
+        ])
+    }
+
+    /// [stream][token][head][value]
+    fn run(&self, shader: &Shader, order: Order) -> Result<Vec<f32>> {
+        let c = &self.case;
+        let mut dst = vec![f32::NAN; c.streams * c.tokens * self.heads() * c.out_size];
+        match shader.way {
+            Way::Decode => self.decode(&shader.library, order, &mut dst)?,
+            Way::Prefill => self.prefill(&shader.library, order, &mut dst)?,
+        }
+        Ok(dst)
+    }
+
+    fn decode(&self, library: &Library, order: Order, dst: &mut [f32]) -> Result<()> {
+        let c = &self.case;
+        let (args, rows) = (self.args(), self.rows());
+        let whole = args.chunks == 1;
+        let mut constants = self.constants()?;
+        constants.extend([(18, rows as f64), (19, if whole { 1.0 } else { 0.0 })]);
         let results = c.streams * c.tokens * self.heads();
-        let mut dst = vec![f32::NAN; results * c.out_size];
         let mut partials = vec![f32::NAN; if whole { 0 } else { results * args.chunks as usize * (c.v_size + 2) }];
         let simdgroups = SIMDGROUPS as usize;
         let floats = rows * c.k_size + 32 + simdgroups * rows * (32 + 2 + c.v_size);
@@ -341,7 +384,7 @@ impl Problem {
                 Argument::Read(&self.v.bytes),
                 Argument::Read(bytes(&self.mask)),
                 Argument::Read(bytes(&self.sinks)),
-                Argument::Write(bytes_mut(&mut dst)),
+                Argument::Write(bytes_mut(dst)),
                 Argument::Write(bytes_mut(&mut partials)),
             ],
             threadgroup: &[4 * floats],
@@ -349,28 +392,59 @@ impl Problem {
             order,
             strict: true,
         })?;
-        if !whole {
-            library.launch(Launch {
-                kernel: "kv_attn_merge",
-                grid: [self.heads(), c.tokens, c.streams].map(|n| n as u32),
-                group: [32, 1, 1],
-                buffers: vec![
-                    Argument::Read(bytes(&args_buffer)),
-                    Argument::Read(&[]),
-                    Argument::Read(&[]),
-                    Argument::Read(&[]),
-                    Argument::Read(&[]),
-                    Argument::Read(bytes(&self.sinks)),
-                    Argument::Write(bytes_mut(&mut dst)),
-                    Argument::Read(bytes(&partials)),
-                ],
-                threadgroup: &[4 * c.v_size],
-                constants: &constants,
-                order,
-                strict: true,
-            })?;
+        if whole {
+            return Ok(());
         }
-        Ok(dst)
+        library.launch(Launch {
+            kernel: "kv_attn_merge",
+            grid: [self.heads(), c.tokens, c.streams].map(|n| n as u32),
+            group: [32, 1, 1],
+            buffers: vec![
+                Argument::Read(bytes(&args_buffer)),
+                Argument::Read(&[]),
+                Argument::Read(&[]),
+                Argument::Read(&[]),
+                Argument::Read(&[]),
+                Argument::Read(bytes(&self.sinks)),
+                Argument::Write(bytes_mut(dst)),
+                Argument::Read(bytes(&partials)),
+            ],
+            threadgroup: &[4 * c.v_size],
+            constants: &constants,
+            order,
+            strict: true,
+        })?;
+        Ok(())
+    }
+
+    fn prefill(&self, library: &Library, order: Order, dst: &mut [f32]) -> Result<()> {
+        let c = &self.case;
+        let blocks = if c.k_size.max(c.v_size) <= 256 { 2 } else { 1 };
+        let rows = 8 * blocks;
+        let (cells, slab) = (32, 64);
+        let mut constants = self.constants()?;
+        constants.push((18, blocks as f64));
+        let tiles = (cells * slab + rows * c.k_size).max(rows * c.v_size);
+        let floats = 32 + 2 * rows + 5 * cells + 64 * blocks + rows * cells + tiles;
+        library.launch(Launch {
+            kernel: "kv_attn_prefill",
+            grid: [(c.tokens * c.group).div_ceil(rows), c.kv_heads, c.streams].map(|n| n as u32),
+            group: [32 * SIMDGROUPS, 1, 1],
+            buffers: vec![
+                Argument::Read(bytes(&[self.args()])),
+                Argument::Read(bytes(&self.q)),
+                Argument::Read(&self.k.bytes),
+                Argument::Read(&self.v.bytes),
+                Argument::Read(bytes(&self.mask)),
+                Argument::Read(bytes(&self.sinks)),
+                Argument::Write(bytes_mut(dst)),
+            ],
+            threadgroup: &[4 * floats],
+            constants: &constants,
+            order,
+            strict: true,
+        })?;
+        Ok(())
     }
 
     fn slope(&self, head: usize) -> f64 {
@@ -427,10 +501,10 @@ impl Problem {
     }
 
     /// The largest error; the same bits in every order.
-    fn compare(&self, library: &Library) -> Result<f64> {
-        let got = self.run(library, Order::Forward)?;
+    fn compare(&self, shader: &Shader) -> Result<f64> {
+        let got = self.run(shader, Order::Forward)?;
         for order in [Order::Reverse, Order::Random(1)] {
-            ensure!(bytes(&got) == bytes(&self.run(library, order)?), "the result depends on the order of lanes");
+            ensure!(bytes(&got) == bytes(&self.run(shader, order)?), "the result depends on the order of lanes");
         }
         let mut worst = 0.0f64;
         for (i, (&got, wanted)) in got.iter().zip(self.naive()).enumerate() {
@@ -442,10 +516,10 @@ impl Problem {
     }
 }
 
-fn hidden(library: &Library) -> Result<()> {
+fn hidden(shader: &Shader) -> Result<()> {
     for (k, v) in [("srft4", "srft4"), ("f16", "f16")] {
         let mut p = Problem::new(sized(Case { k, v, chunk_cells: 64, ..PLAIN }, 64))?;
-        let before = p.run(library, Order::Forward)?;
+        let before = p.run(shader, Order::Forward)?;
         for cell in 0..p.case.cells {
             if f16::from_bits(p.mask[cell]).to_f32() == f32::NEG_INFINITY {
                 for head in 0..p.case.kv_heads {
@@ -457,20 +531,20 @@ fn hidden(library: &Library) -> Result<()> {
                 }
             }
         }
-        ensure!(bytes(&before) == bytes(&p.run(library, Order::Forward)?), "{k}/{v}: hidden cells were seen");
+        ensure!(bytes(&before) == bytes(&p.run(shader, Order::Forward)?), "{k}/{v}: hidden cells were seen");
     }
     Ok(())
 }
 
-fn canary(library: &Library) -> Result<()> {
+fn canary(shader: &Shader) -> Result<()> {
     for side in ["K", "V"] {
         let mut p = Problem::new(PLAIN)?;
-        let before = p.run(library, Order::Forward)?;
+        let before = p.run(shader, Order::Forward)?;
         let cache = if side == "K" { &mut p.k } else { &mut p.v };
         // Cell 0 of head 1 is seen by heads 3, 4 and 5.
         let at = cache.row(0, 1, 0) * cache.row_bytes;
         cache.bytes[at + cache.row_bytes - 1] ^= 0x80;
-        let after = p.run(library, Order::Forward)?;
+        let after = p.run(shader, Order::Forward)?;
         let of = |head: usize| head * p.case.out_size..(head + 1) * p.case.out_size;
         for head in 0..6 {
             let same = before[of(head)] == after[of(head)];

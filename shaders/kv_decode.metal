@@ -8,87 +8,60 @@
 // With several chunks the partial results (largest, sum, vector) go to a buffer and kv_attn_merge ends.
 // All query heads of the KV head are worked on together, up to KV_ATTN_ROWS in a threadgroup; a larger group of heads
 // takes several threadgroups. K and V are read as they are stored and their kinds are independent.
+//
+// A lane takes a whole cell for the scores: it unpacks each byte of the row once, in registers, and multiplies it into
+// the queries of all the heads, which lie in threadgroup memory where all lanes read the same place at the same time.
+// So scores need no sum over lanes. For the values it is the other way round: a lane takes every 32nd value of the row,
+// neighbours read neighbouring bytes, and the weights of a cell are the same for all.
 
 #include "kv_args.h"
 #include "kv_attention.h"
-#include "kv_rotation.h"
 #include "kv_row.h"
 
 #include <metal_stdlib>
 using namespace metal;
 
-constant uint FC_attn_k_kind [[function_constant(10)]];
-constant uint FC_attn_v_kind [[function_constant(11)]];
-constant uint FC_attn_k_size [[function_constant(12)]];
-constant uint FC_attn_v_size [[function_constant(13)]];
-constant uint FC_attn_rows [[function_constant(14)]]; // query heads of a threadgroup
-constant bool FC_attn_mask [[function_constant(15)]];
-constant bool FC_attn_softcap [[function_constant(16)]];
-constant bool FC_attn_sinks [[function_constant(17)]];
-constant bool FC_attn_alibi [[function_constant(18)]];
+constant uint FC_attn_rows [[function_constant(18)]]; // query heads of a threadgroup
 constant bool FC_attn_whole [[function_constant(19)]]; // one chunk: no second step
 
-// V's values of one lane, for one query head.
+// V's values of one lane, for all query heads.
 #define KV_ATTN_LANE_VALUES (KV_ATTN_VALUES/32)
 
-// From the sums of one query row, in the simdgroup's own threadgroup memory, to the result.
-static inline void kv_attn_end(
-        constant kv_attn_args & args, threadgroup float * o, kv_softmax soft, device const float * sinks, uint head,
-        device float * result, uint lane) {
-    const uint size = FC_attn_v_size;
-    float factor = 1.0f;
-    if (FC_attn_sinks) {
-        const float sink = sinks[head];
-        if (sink > soft.largest) {
-            factor = kv_rescale(soft.largest, sink);
-            soft.sum *= factor;
-            soft.largest = sink;
-        }
-        soft.sum += kv_rescale(sink, soft.largest);
+// s[r] = q[r] . row for `rows` queries of `size` values each.
+static inline void kv_scores(
+        device const uchar * row, uint kind, uint size, threadgroup const float * q, uint rows,
+        threadgroup const float * levels, thread float * s) {
+    for (uint r = 0; r < rows; ++r) {
+        s[r] = 0.0f;
     }
-    // A row that sees no cell is zero.
-    factor = soft.sum == 0.0f ? 0.0f : factor/soft.sum;
-    for (uint i = lane; i < size; i += 32) {
-        o[i] *= factor;
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    if (!kv_is_srft(FC_attn_v_kind)) {
-        for (uint i = lane; i < args.out_size; i += 32) {
-            result[i] = o[i];
+    if (kind == KV_KIND_F16) {
+        for (uint i = 0; i < size/4; ++i) {
+            const float4 k = (float4) ((device const half4 *) row)[i];
+            for (uint r = 0; r < rows; ++r) {
+                s[r] += dot(k, ((threadgroup const float4 *) (q + r*size))[i]);
+            }
         }
         return;
     }
-    float2 z[KV_ROTATION_VALUES];
-    kv_rotate_back(o, size, lane, z);
-    const uint lanes = kv_rotation_lanes(size), values = kv_rotation_values(size);
-    const uint first = 2*values*kv_rotation_reversed(size, lane % lanes);
-    for (uint i = 0; i < 2*values; ++i) {
-        if (lane < lanes && first + i < args.out_size) {
-            result[first + i] = z[i/2][i % 2];
+    for (uint start = 0; start < size;) {
+        const kv_chunk chunk = kv_row_chunk(row, kind, size, start);
+        const uint step = chunk.count/chunk.parts;
+        for (uint j = 0; j < step; j += 4) {
+            const uchar4 bytes = *(device const packed_uchar4 *) (chunk.codes + j);
+            for (uint part = 0; part < chunk.parts; ++part) {
+                const uint at = part*step + j;
+                float4 k;
+                for (uint i = 0; i < 4; ++i) {
+                    k[i] = kv_row_level(chunk, kind, at + i, bytes[i], levels);
+                }
+                k *= kv_row_scale(row, kind, size, start + at);
+                for (uint r = 0; r < rows; ++r) {
+                    s[r] += dot(k, *(threadgroup const float4 *) (q + r*size + start + at));
+                }
+            }
         }
+        start += chunk.count;
     }
-}
-
-static inline device float * kv_attn_result(constant kv_attn_args & args, device uchar * dst, uint head, uint token, uint stream) {
-    return (device float *) (dst + head*args.dst_nb[0] + token*args.dst_nb[1] + stream*args.dst_nb[2]);
-}
-
-// The query of one head, in K's domain.
-static inline void kv_attn_query(device const float * from, uint lane, threadgroup float * q) {
-    const uint size = FC_attn_k_size;
-    if (!kv_is_srft(FC_attn_k_kind)) {
-        for (uint i = lane; i < size; i += 32) {
-            q[i] = from[i];
-        }
-        return;
-    }
-    float2 z[KV_ROTATION_VALUES];
-    const uint lanes = kv_rotation_lanes(size);
-    for (uint p = 0; p < kv_rotation_values(size); ++p) {
-        const uint i = 2*(p*lanes + lane % lanes);
-        z[p] = float2(from[i]*kv_sign(size, i), from[i + 1]*kv_sign(size, i + 1));
-    }
-    kv_rotate(z, size, lane, q);
 }
 
 kernel void kv_attn_decode(
@@ -132,7 +105,7 @@ kernel void kv_attn_decode(
     for (uint r = 0; r < used; ++r) {
         soft[r].largest = KV_HIDDEN;
         soft[r].sum = 0.0f;
-        slope[r] = FC_attn_alibi ? kv_slope(args, first_head + r) : 1.0f;
+        slope[r] = kv_attn_slope(args, first_head + r);
     }
     const uint lane_values = (v_size + 31)/32;
     float acc[KV_ATTN_LANE_VALUES];
@@ -146,15 +119,10 @@ kernel void kv_attn_decode(
 
     for (uint first = chunk*args.chunk_cells + simdgroup*32; first < end; first += simdgroups*32) {
         const uint cell = first + lane;
-        float s[KV_ATTN_ROWS], bias[KV_ATTN_ROWS];
+        float s[KV_ATTN_ROWS] = {}, bias[KV_ATTN_ROWS];
         bool seen = false;
         for (uint r = 0; r < used; ++r) {
-            bias[r] = cell < end ? 0.0f : KV_HIDDEN;
-            if (FC_attn_mask && cell < end) {
-                device const uchar * row = mask + (first_head + r) % args.mask_rows[0]*args.mask_nb[1];
-                const half m = ((device const half *) row)[cell];
-                bias[r] = m > -MAXHALF ? (float) m : KV_HIDDEN;
-            }
+            bias[r] = cell < end ? kv_attn_bias(args, mask, first_head + r, cell) : KV_HIDDEN;
             seen = seen || bias[r] != KV_HIDDEN;
         }
         // 32 cells that nobody sees are not read.
@@ -165,14 +133,7 @@ kernel void kv_attn_decode(
             kv_scores(keys + cell*args.k_nb[0], FC_attn_k_kind, k_size, q, used, k_levels, s);
         }
         for (uint r = 0; r < used; ++r) {
-            float score = KV_HIDDEN;
-            if (bias[r] != KV_HIDDEN) {
-                score = s[r]*args.scale;
-                if (FC_attn_softcap) {
-                    score = args.softcap*precise::tanh(score/args.softcap);
-                }
-                score += slope[r]*bias[r];
-            }
+            const float score = kv_attn_score(args, s[r], bias[r], slope[r]);
             const float largest = max(soft[r].largest, simd_max(score));
             const float factor = kv_rescale(soft[r].largest, largest), weight = kv_rescale(score, largest);
             soft[r].largest = largest;
