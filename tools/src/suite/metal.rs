@@ -9,14 +9,15 @@ mod values;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread::{self, JoinHandle};
 
-use anyhow::{bail, ensure, Result};
+use anyhow::{anyhow, bail, ensure, Result};
 
 use super::{parse_counts, Options, Tally};
 use crate::metal::compile::{root, shaders};
 use crate::metal::lint::lint;
 use crate::metal::{Compiler, Library, Mode, Shader};
-use crate::process;
+use crate::process::{self, Finished};
 use crate::progress::Spinner;
 
 /// Set in a process that runs with AddressSanitizer, to what it is to do.
@@ -87,8 +88,10 @@ fn cases(tally: &mut Tally, what: &str, count: u64, check: impl FnOnce() -> Resu
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     let list = std::env::var_os(SANITIZED);
     let sanitized = list.is_some();
-    // The compiler is not to be watched.
-    std::env::remove_var("LD_PRELOAD");
+    if sanitized {
+        // The compiler is not to be watched.
+        std::env::remove_var("LD_PRELOAD");
+    }
     let compiler = match Compiler::find() {
         Ok(compiler) => compiler,
         Err(e) => {
@@ -98,25 +101,33 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     };
     let mode = if sanitized { Mode::AddressSanitizer } else { Mode::Plain };
     let mut setup = Setup { compiler, mode, quick: options.quick || sanitized, soak: options.soak };
+    if list.is_some_and(|list| list == OVERRUN) {
+        return runtime::overrun(&setup);
+    }
+    let whole = !sanitized && !options.quick;
+    let sanitizing = whole.then(|| Sanitized::start(&setup.compiler));
     if !sanitized {
         println!("metal: shaders as C++ by {}", setup.compiler.name());
         tally.check("lint of shaders/", lint_shaders);
     }
-    if list.is_some_and(|list| list == OVERRUN) {
-        return runtime::overrun(&setup);
-    }
     runtime::run(&setup, tally)?;
     rows::run(&setup, tally)?;
     attention::run(&setup, tally)?;
-    if sanitized || options.quick {
-        return Ok(());
+    if whole {
+        upstream::run(&setup, tally)?;
+        println!("metal: the quick list again with fast mathematics, as Metal's compiler takes it");
+        (setup.mode, setup.quick) = (Mode::FastMath, true);
+        rows::run(&setup, tally)?;
+        attention::run(&setup, tally)?;
     }
-    with_sanitizer(&setup, tally)?;
-    upstream::run(&setup, tally)?;
-    println!("metal: the quick list again with fast mathematics, as Metal's compiler takes it");
-    (setup.mode, setup.quick) = (Mode::FastMath, true);
-    rows::run(&setup, tally)?;
-    attention::run(&setup, tally)
+    match sanitizing {
+        None => {}
+        Some(Err(why)) => tally.skip("AddressSanitizer", 1, &format!("{why:#}")),
+        Some(Ok(thread)) => {
+            thread.join().map_err(|_| anyhow!("the thread of AddressSanitizer panicked"))??.report(tally)
+        }
+    }
+    Ok(())
 }
 
 fn lint_shaders() -> Result<()> {
@@ -133,37 +144,38 @@ fn lint_shaders() -> Result<()> {
     Ok(())
 }
 
-/// The same list again in a process in which AddressSanitizer watches every buffer.
-fn with_sanitizer(setup: &Setup, tally: &mut Tally) -> Result<()> {
-    let what = "the quick list with AddressSanitizer";
-    let library = match setup.compiler.sanitizer_library() {
-        Ok(library) => library,
-        Err(e) => {
-            tally.skip(what, 1, &format!("{e:#}"));
-            return Ok(());
-        }
-    };
-    let child = |list: &str| {
-        let mut c = Command::new(std::env::current_exe()?);
-        c.args(["test", "--only", "metal", "--quick"]).env(SANITIZED, list).env("LD_PRELOAD", &library);
-        // What the process keeps to its end is not a leak.
-        c.env("ASAN_OPTIONS", "detect_leaks=0");
-        let _spinner = Spinner::new(what);
-        process::run(&mut c, None)
-    };
-    tally.check("AddressSanitizer ends a shader that leaves its threadgroup memory", || {
-        let done = child(OVERRUN)?;
-        let seen = !done.status.success() && done.stderr.contains("heap-buffer-overflow");
-        ensure!(seen, "{}", process::tail(&done.text(), 20));
-        Ok(())
-    });
-    let done = child("list")?;
-    match done.stdout.lines().rev().find_map(parse_counts) {
-        Some([passed, 0, 0]) if done.status.success() => {
-            println!("ok    metal: {what} ({passed} cases)");
-            tally.add(passed, 0);
-        }
-        _ => tally.fail(what, &process::tail(&done.text(), 60)),
+/// The quick list again in a process in which AddressSanitizer watches every buffer; it runs beside the rest.
+struct Sanitized {
+    overrun: Finished,
+    list: Finished,
+}
+
+impl Sanitized {
+    /// An error says why this machine cannot.
+    fn start(compiler: &Compiler) -> Result<JoinHandle<Result<Sanitized>>> {
+        let library = compiler.sanitizer_library()?;
+        let program = std::env::current_exe()?;
+        let child = move |list: &str| {
+            let mut c = Command::new(&program);
+            c.args(["test", "--only", "metal", "--quick"]).env(SANITIZED, list).env("LD_PRELOAD", &library);
+            // What the process keeps to its end is not a leak.
+            c.env("ASAN_OPTIONS", "detect_leaks=0");
+            process::run(&mut c, None)
+        };
+        Ok(thread::spawn(move || Ok(Sanitized { overrun: child(OVERRUN)?, list: child("list")? })))
     }
-    Ok(())
+
+    fn report(&self, tally: &mut Tally) {
+        tally.check("AddressSanitizer ends a shader that leaves its threadgroup memory", || {
+            let seen = !self.overrun.status.success() && self.overrun.stderr.contains("heap-buffer-overflow");
+            ensure!(seen, "{}", process::tail(&self.overrun.text(), 20));
+            Ok(())
+        });
+        match self.list.stdout.lines().rev().find_map(parse_counts) {
+            Some([passed, 0, 0]) if self.list.status.success() => {
+                cases(tally, &format!("the quick list with AddressSanitizer, {passed} cases"), passed, || Ok(()));
+            }
+            _ => tally.fail("the quick list with AddressSanitizer", &process::tail(&self.list.text(), 60)),
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! kv_attn_decode, kv_attn_merge and kv_attn_prefill against attention in f64 on the decoded rows.
 
 use anyhow::{ensure, Context, Result};
+use ggml_ext::rotation::HEAD_SIZES;
 use half::f16;
 
 use super::values::{bytes, bytes_mut, kind, row_bytes, store, Noise};
@@ -133,8 +134,13 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
         ("srft4", "q4_0"),
         ("f16", "q8_0"),
     ];
-    let sizes: &[usize] = if setup.quick { &[64, 80, 128] } else { &[64, 80, 96, 112, 128, 192, 256, 512, 576] };
     for (k, v) in pairs {
+        // All sizes for what has a kind of its own, some for mixtures.
+        let sizes: &[usize] = match () {
+            () if setup.quick => &[64, 80, 128],
+            () if k == v || setup.soak => &HEAD_SIZES,
+            () => &[64, 112, 128, 256],
+        };
         let block = |name: &str| matches!(name, "q8_0" | "q4_0");
         let fits = |size: &&usize| size.is_multiple_of(32) || !(block(k) || block(v));
         let list: Vec<Case> = sizes
