@@ -1,4 +1,4 @@
-// Reading a row of any kind: ours, and ggml's f32, f16, q8_0 and q4_0.
+// Reading a row of any kind: ours, and ggml's f16, q8_0 and q4_0.
 //
 // Stored levels come in chunks. A byte at place j of a chunk of c values holds value j, and with 4 or 2 bits a code also
 // the values behind it at steps of c/2 or c/4: so a loop over the bytes of a chunk meets every value once.
@@ -17,7 +17,7 @@ struct kv_chunk {
     device const uchar * codes;
 };
 
-// The chunk that begins at value `start`, or contains it.
+// The chunk that holds value i.
 static inline kv_chunk kv_row_chunk(device const uchar * row, uint kind, uint size, uint i) {
     kv_chunk chunk;
     if (kv_is_srft(kind)) {
@@ -70,9 +70,6 @@ static inline float kv_row_level(kv_chunk chunk, uint kind, uint at, uchar byte,
 static inline float kv_row_value(device const uchar * row, uint kind, uint size, uint i, threadgroup const float * levels) {
     if (kind == KV_KIND_F16) {
         return (float) ((device const half *) row)[i];
-    }
-    if (kind == KV_KIND_F32) {
-        return ((device const float *) row)[i];
     }
     const kv_chunk chunk = kv_row_chunk(row, kind, size, i);
     const uint at = i - chunk.start;
