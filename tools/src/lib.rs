@@ -1,7 +1,8 @@
 //! What `cargo kv` does, as a library: `main.rs` only reads the command line.
 //!
 //! From the bottom up: `cache` (where things are kept), `process` and `progress` (how children are run and shown),
-//! `fetch` (downloads), `patch` and `source` (llama.cpp's tree), `build_tree` (its tools), and then the verbs.
+//! `fetch` (downloads), `patch` and `source` (llama.cpp's tree), `build_tree` (its tools), `metal` (shaders on the CPU),
+//! and then the verbs.
 
 pub mod bench;
 pub mod build_tree;
@@ -10,6 +11,7 @@ pub mod compare;
 pub mod counts;
 pub mod cpu;
 pub mod fetch;
+pub mod metal;
 pub mod model;
 pub mod patch;
 pub mod process;

@@ -1,6 +1,7 @@
 //! `cargo kv test`: everything that proves the project, in parts.
 
 mod counts;
+mod metal;
 mod model;
 mod ops;
 mod rust;
@@ -127,7 +128,8 @@ pub fn test(options: &Options) -> Result<ExitCode> {
             Part::Rust => rust::run(options, &mut tally),
             Part::Ops => ops::run(options, &mut tally),
             Part::Model => model::run(options, &mut tally),
-            Part::Neon | Part::Metal | Part::Wrapper | Part::Life => {
+            Part::Metal => metal::run(options, &mut tally),
+            Part::Neon | Part::Wrapper | Part::Life => {
                 tally.skip("all", 1, "not part of this version yet");
                 Ok(())
             }

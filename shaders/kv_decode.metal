@@ -1,0 +1,252 @@
+// kv_attn_decode: one threadgroup for a KV head, a chunk of its cells and a query token. kv_attn_merge: its second step.
+//
+//     q' = R q                        once per query head, by a simdgroup each
+//     s  = q' . k                     32 cells at a time for each simdgroup
+//     o' = sum softmax(s) v           in V's rotated domain, in registers
+//     merge of the simdgroups, and where there is one chunk only the end: sinks, 1/sum, R^-1, result
+//
+// With several chunks the partial results (largest, sum, vector) go to a buffer and kv_attn_merge ends.
+// All query heads of the KV head are worked on together, up to KV_ATTN_ROWS in a threadgroup; a larger group of heads
+// takes several threadgroups. K and V are read as they are stored and their kinds are independent.
+//
+// A lane takes a whole cell for the scores: it unpacks each byte of the row once, in registers, and multiplies it into
+// the queries of all the heads, which lie in threadgroup memory where all lanes read the same place at the same time.
+// So scores need no sum over lanes. For the values it is the other way round: a lane takes every 32nd value of the row,
+// neighbours read neighbouring bytes, and the weights of a cell are the same for all.
+
+#include "kv_args.h"
+#include "kv_attention.h"
+#include "kv_row.h"
+
+#include <metal_stdlib>
+using namespace metal;
+
+constant uint FC_attn_rows [[function_constant(18)]]; // query heads of a threadgroup
+constant bool FC_attn_whole [[function_constant(19)]]; // one chunk: no second step
+
+// V's values of one lane, for all query heads.
+#define KV_ATTN_LANE_VALUES (KV_ATTN_VALUES/32)
+
+// s[r] = q[r] . row for `rows` queries of `size` values each.
+static inline void kv_scores(
+        device const uchar * row, uint kind, uint size, threadgroup const float * q, uint rows,
+        threadgroup const float * levels, thread float * s) {
+    for (uint r = 0; r < rows; ++r) {
+        s[r] = 0.0f;
+    }
+    if (kind == KV_KIND_F16) {
+        for (uint i = 0; i < size/4; ++i) {
+            const float4 k = (float4) ((device const half4 *) row)[i];
+            for (uint r = 0; r < rows; ++r) {
+                s[r] += dot(k, ((threadgroup const float4 *) (q + r*size))[i]);
+            }
+        }
+        return;
+    }
+    for (uint start = 0; start < size;) {
+        const kv_chunk chunk = kv_row_chunk(row, kind, size, start);
+        const uint step = chunk.count/chunk.parts;
+        for (uint j = 0; j < step; j += 4) {
+            const uchar4 bytes = *(device const packed_uchar4 *) (chunk.codes + j);
+            for (uint part = 0; part < chunk.parts; ++part) {
+                const uint at = part*step + j;
+                float4 k;
+                for (uint i = 0; i < 4; ++i) {
+                    k[i] = kv_row_level(chunk, kind, at + i, bytes[i], levels);
+                }
+                k *= kv_row_scale(row, kind, size, start + at);
+                for (uint r = 0; r < rows; ++r) {
+                    s[r] += dot(k, *(threadgroup const float4 *) (q + r*size + start + at));
+                }
+            }
+        }
+        start += chunk.count;
+    }
+}
+
+kernel void kv_attn_decode(
+        constant kv_attn_args & args [[buffer(0)]],
+        device const uchar * queries [[buffer(1)]],
+        device const uchar * keys [[buffer(2)]],
+        device const uchar * values [[buffer(3)]],
+        device const uchar * mask [[buffer(4)]],
+        device const float * sinks [[buffer(5)]],
+        device uchar * dst [[buffer(6)]],
+        device float * partials [[buffer(7)]],
+        threadgroup float * memory [[threadgroup(0)]],
+        uint3 group [[threadgroup_position_in_grid]],
+        ushort simdgroup [[simdgroup_index_in_threadgroup]],
+        ushort simdgroups [[simdgroups_per_threadgroup]],
+        ushort lane [[thread_index_in_simdgroup]]) {
+    const uint rows = FC_attn_rows, k_size = FC_attn_k_size, v_size = FC_attn_v_size;
+    const uint heads_per_kv = args.heads/args.kv_heads, blocks = (heads_per_kv + rows - 1)/rows;
+    const uint chunk = group.x, kv_head = group.y/blocks, first_row = group.y % blocks*rows;
+    const uint first_head = kv_head*heads_per_kv + first_row, used = min(rows, heads_per_kv - first_row);
+    const uint token = group.z % args.tokens, stream = group.z/args.tokens;
+    const uint kv_stream = stream/(args.streams/args.kv_streams);
+
+    threadgroup float * q = memory;                                        // [rows][k_size]
+    threadgroup float * k_levels = q + rows*k_size;                        // [16]
+    threadgroup float * v_levels = k_levels + 16;                          // [16]
+    threadgroup float * weights = v_levels + 16 + simdgroup*32*rows;       // [simdgroup][cell][row]
+    threadgroup float * softs = v_levels + 16 + simdgroups*32*rows;        // [simdgroup][row][2]
+    threadgroup float * sums = softs + simdgroups*rows*2;                  // [simdgroup][row][v_size]
+
+    kv_row_levels(FC_attn_k_kind, simdgroup*32 + lane, k_levels);
+    kv_row_levels(FC_attn_v_kind, simdgroup*32 + lane, v_levels);
+    for (uint r = simdgroup; r < used; r += simdgroups) {
+        device const uchar * from = queries + token*args.q_nb[0] + (first_head + r)*args.q_nb[1] + stream*args.q_nb[2];
+        kv_attn_query((device const float *) from, lane, q + r*k_size);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    kv_softmax soft[KV_ATTN_ROWS];
+    float slope[KV_ATTN_ROWS];
+    for (uint r = 0; r < used; ++r) {
+        soft[r].largest = KV_HIDDEN;
+        soft[r].sum = 0.0f;
+        slope[r] = kv_attn_slope(args, first_head + r);
+    }
+    const uint lane_values = (v_size + 31)/32;
+    float acc[KV_ATTN_LANE_VALUES];
+    for (uint i = 0; i < rows*lane_values; ++i) {
+        acc[i] = 0.0f;
+    }
+    keys += kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
+    values += kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
+    mask += token*args.mask_nb[0] + stream % args.mask_rows[1]*args.mask_nb[2];
+    const uint end = min(args.cells, (chunk + 1)*args.chunk_cells);
+
+    for (uint first = chunk*args.chunk_cells + simdgroup*32; first < end; first += simdgroups*32) {
+        const uint cell = first + lane;
+        float s[KV_ATTN_ROWS] = {}, bias[KV_ATTN_ROWS];
+        bool seen = false;
+        for (uint r = 0; r < used; ++r) {
+            bias[r] = cell < end ? kv_attn_bias(args, mask, first_head + r, cell) : KV_HIDDEN;
+            seen = seen || bias[r] != KV_HIDDEN;
+        }
+        // 32 cells that nobody sees are not read.
+        if (!simd_any(seen)) {
+            continue;
+        }
+        if (seen) {
+            kv_scores(keys + cell*args.k_nb[0], FC_attn_k_kind, k_size, q, used, k_levels, s);
+        }
+        for (uint r = 0; r < used; ++r) {
+            const float score = kv_attn_score(args, s[r], bias[r], slope[r]);
+            const float largest = max(soft[r].largest, simd_max(score));
+            const float factor = kv_rescale(soft[r].largest, largest), weight = kv_rescale(score, largest);
+            soft[r].largest = largest;
+            soft[r].sum = soft[r].sum*factor + simd_sum(weight);
+            weights[lane*rows + r] = weight;
+            for (uint i = 0; i < lane_values; ++i) {
+                acc[r*lane_values + i] *= factor;
+            }
+        }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint c = 0; c < min(32u, end - first); ++c) {
+            // A cell of weight zero is hidden, and may hold anything.
+            bool counts = false;
+            for (uint r = 0; r < used; ++r) {
+                counts = counts || weights[c*rows + r] != 0.0f;
+            }
+            if (!counts) {
+                continue;
+            }
+            device const uchar * row = values + (first + c)*args.v_nb[0];
+            for (uint i = 0; i < lane_values; ++i) {
+                const uint at = lane + 32*i;
+                if (at < v_size) {
+                    const float v = kv_row_value(row, FC_attn_v_kind, v_size, at, v_levels);
+                    for (uint r = 0; r < used; ++r) {
+                        acc[r*lane_values + i] = fma(weights[c*rows + r], v, acc[r*lane_values + i]);
+                    }
+                }
+            }
+        }
+        // The next 32 cells overwrite the weights; a shuffle stands between, but orders no memory.
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+
+    for (uint r = 0; r < used; ++r) {
+        if (lane == 0) {
+            softs[(simdgroup*rows + r)*2] = soft[r].largest;
+            softs[(simdgroup*rows + r)*2 + 1] = soft[r].sum;
+        }
+        for (uint i = 0; i < lane_values; ++i) {
+            const uint at = lane + 32*i;
+            if (at < v_size) {
+                sums[(simdgroup*rows + r)*v_size + at] = acc[r*lane_values + i];
+            }
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    for (uint r = simdgroup; r < used; r += simdgroups) {
+        kv_softmax all;
+        all.largest = KV_HIDDEN;
+        all.sum = 0.0f;
+        for (uint g = 0; g < simdgroups; ++g) {
+            all.largest = max(all.largest, softs[(g*rows + r)*2]);
+        }
+        for (uint g = 0; g < simdgroups; ++g) {
+            all.sum += softs[(g*rows + r)*2 + 1]*kv_rescale(softs[(g*rows + r)*2], all.largest);
+        }
+        const uint head = first_head + r;
+        const ulong at = (((ulong) stream*args.tokens + token)*args.heads + head)*args.chunks + chunk;
+        device float * partial = partials + at*(v_size + 2);
+        threadgroup float * o = sums + r*v_size;
+        for (uint i = lane; i < v_size; i += 32) {
+            float sum = 0.0f;
+            for (uint g = 0; g < simdgroups; ++g) {
+                sum = fma(o[g*rows*v_size + i], kv_rescale(softs[(g*rows + r)*2], all.largest), sum);
+            }
+            if (FC_attn_whole) {
+                o[i] = sum;
+            } else {
+                partial[2 + i] = sum;
+            }
+        }
+        if (FC_attn_whole) {
+            kv_attn_end(args, o, all, sinks, head, kv_attn_result(args, dst, head, token, stream), lane);
+        } else if (lane == 0) {
+            partial[0] = all.largest;
+            partial[1] = all.sum;
+        }
+    }
+}
+
+// One simdgroup for a query head and token.
+kernel void kv_attn_merge(
+        constant kv_attn_args & args [[buffer(0)]],
+        device const float * sinks [[buffer(5)]],
+        device uchar * dst [[buffer(6)]],
+        device const float * partials [[buffer(7)]],
+        threadgroup float * o [[threadgroup(0)]],
+        uint3 group [[threadgroup_position_in_grid]],
+        ushort lane [[thread_index_in_simdgroup]]) {
+    const uint head = group.x, token = group.y, stream = group.z, size = FC_attn_v_size;
+    const ulong at = (((ulong) stream*args.tokens + token)*args.heads + head)*args.chunks;
+    device const float * partial = partials + at*(size + 2);
+    kv_softmax all;
+    all.largest = KV_HIDDEN;
+    all.sum = 0.0f;
+    for (uint c = lane; c < args.chunks; c += 32) {
+        all.largest = max(all.largest, partial[c*(size + 2)]);
+    }
+    all.largest = simd_max(all.largest);
+    for (uint c = lane; c < args.chunks; c += 32) {
+        device const float * p = partial + c*(size + 2);
+        all.sum += p[1]*kv_rescale(p[0], all.largest);
+    }
+    all.sum = simd_sum(all.sum);
+    for (uint i = lane; i < size; i += 32) {
+        float sum = 0.0f;
+        for (uint c = 0; c < args.chunks; ++c) {
+            device const float * p = partial + c*(size + 2);
+            sum = fma(p[2 + i], kv_rescale(p[0], all.largest), sum);
+        }
+        o[i] = sum;
+    }
+    kv_attn_end(args, o, all, sinks, head, kv_attn_result(args, dst, head, token, stream), lane);
+}

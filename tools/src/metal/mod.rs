@@ -1,0 +1,18 @@
+//! Metal shaders on the CPU: how they are made to run on a machine without a Mac.
+//!
+//! ```text
+//! x.metal --c++ -E--> one text --translate--> C++ --c++ with tests/metal/msl.h + runtime.cpp--> a library --library--> launch
+//! ```
+//!
+//! `tests/metal/msl.h` holds the language's types and functions, `tests/metal/runtime.cpp` runs every GPU thread as a
+//! fiber. `lint` looks for what the translation would let pass and Metal would not.
+
+pub mod compile;
+pub mod library;
+pub mod lint;
+pub mod tables;
+pub mod token;
+pub mod translate;
+
+pub use compile::{Compiler, Mode, Shader};
+pub use library::{Argument, Launch, Library, Order};

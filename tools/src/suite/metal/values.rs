@@ -1,0 +1,114 @@
+//! Numbers for the tests, and ggml's plain formats.
+
+use anyhow::{Context, Result};
+use ggml_ext::lanes::Lanes;
+use ggml_ext::table::{self, Concrete, Entry};
+use half::f16;
+
+/// xorshift: the same numbers in every run.
+pub struct Noise(u64);
+
+impl Noise {
+    pub fn new(seed: u64) -> Noise {
+        Noise(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn uniform(&mut self) -> f32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 40) as f32 / (1u64 << 24) as f32
+    }
+
+    pub fn gaussian(&mut self) -> f32 {
+        (-2.0 * self.uniform().max(1e-9).ln()).sqrt() * (std::f32::consts::TAU * self.uniform()).cos()
+    }
+
+    pub fn row(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.gaussian()).collect()
+    }
+}
+
+pub fn concrete(family: &str, size: usize) -> Result<Concrete> {
+    match table::by_name(family) {
+        Some(Entry::Family(f)) => f.at(size).with_context(|| format!("{family} at {size}")),
+        _ => Err(anyhow::anyhow!("no family {family}")),
+    }
+}
+
+/// `KV_KIND_…` of the shaders.
+pub fn kind(name: &str) -> Result<u32> {
+    Ok(match name {
+        "f32" => 0,
+        "f16" => 1,
+        "q4_0" => 2,
+        "q8_0" => 8,
+        family => concrete(family, 64)?.id() as u32,
+    })
+}
+
+pub fn row_bytes(name: &str, size: usize) -> Result<usize> {
+    Ok(match name {
+        "f16" => 2 * size,
+        "q8_0" => size / 32 * 34,
+        "q4_0" => size / 32 * 18,
+        family => concrete(family, size)?.row_bytes(),
+    })
+}
+
+/// Stores a row and leaves in `x` what it decodes to.
+pub fn store(name: &str, x: &mut [f32], row: &mut [u8]) -> Result<()> {
+    match name {
+        "f16" => {
+            for (x, out) in x.iter_mut().zip(row.chunks_exact_mut(2)) {
+                let h = f16::from_f32(*x);
+                out.copy_from_slice(&h.to_le_bytes());
+                *x = h.to_f32();
+            }
+        }
+        // As ggml does it: codes by the scale before it is rounded.
+        "q8_0" => {
+            for (block, out) in x.chunks_exact_mut(32).zip(row.chunks_exact_mut(34)) {
+                let d = block.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0;
+                let (inverse, stored) = (if d == 0.0 { 0.0 } else { 1.0 / d }, f16::from_f32(d));
+                out[..2].copy_from_slice(&stored.to_le_bytes());
+                for (x, out) in block.iter_mut().zip(&mut out[2..]) {
+                    let q = (*x * inverse).round();
+                    *out = q as i8 as u8;
+                    *x = q * stored.to_f32();
+                }
+            }
+        }
+        "q4_0" => {
+            for (block, out) in x.chunks_exact_mut(32).zip(row.chunks_exact_mut(18)) {
+                let d = block.iter().fold(0.0f32, |m, &x| if x.abs() > m.abs() { x } else { m }) / -8.0;
+                let (inverse, stored) = (if d == 0.0 { 0.0 } else { 1.0 / d }, f16::from_f32(d));
+                out[..2].copy_from_slice(&stored.to_le_bytes());
+                let codes: Vec<u8> = block.iter().map(|x| ((*x * inverse + 8.5) as u8).min(15)).collect();
+                for j in 0..16 {
+                    out[2 + j] = codes[j] | codes[j + 16] << 4;
+                }
+                for (x, code) in block.iter_mut().zip(codes) {
+                    *x = (f32::from(code) - 8.0) * stored.to_f32();
+                }
+            }
+        }
+        family => {
+            let format = concrete(family, x.len())?.format();
+            format.encode::<Lanes>(x, row);
+            format.decode(row, x);
+        }
+    }
+    Ok(())
+}
+
+/// The bytes of a struct or a slice, as a shader sees them.
+pub fn bytes<T: Copy>(values: &[T]) -> &[u8] {
+    // SAFETY: plain numbers without padding, read only.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), std::mem::size_of_val(values)) }
+}
+
+pub fn bytes_mut<T: Copy>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: plain numbers, any bytes are some of them.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), std::mem::size_of_val(values)) }
+}
