@@ -4,8 +4,10 @@
 //! Ids are stable for ever, state files hold them: 128 + 16 * family + position in [`HEAD_SIZES`], and position 15
 //! for the family as a whole.
 
+use crate::codec::delta::{Delta, GROUP_CELLS};
 use crate::codec::srft::Srft;
-use crate::rotation::HEAD_SIZES;
+use crate::isa::LevelRows;
+use crate::rotation::{Rotation, HEAD_SIZES};
 
 /// The first id that is ours.
 pub const ID_BASE: i32 = 128;
@@ -14,6 +16,50 @@ const IDS_PER_FAMILY: i32 = 16;
 /// The place of the family itself among its ids.
 const FAMILY_SLOT: i32 = 15;
 
+/// How the rows of a family are coded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coding {
+    /// [`crate::codec::srft`]
+    Srft,
+    /// [`crate::codec::delta`]
+    Delta,
+}
+
+/// A row format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Rows that stand alone.
+    Srft(Srft),
+    /// Rows that need their group.
+    Delta(Delta),
+}
+
+impl Format {
+    /// Bytes of the row of one head.
+    pub fn row_bytes(self) -> usize {
+        match self {
+            Format::Srft(f) => f.row_bytes(),
+            Format::Delta(f) => f.row_bytes(),
+        }
+    }
+
+    /// What rows begin with.
+    pub fn levels(self) -> LevelRows {
+        match self {
+            Format::Srft(f) => LevelRows::Srft(f),
+            Format::Delta(f) => LevelRows::Srft(f.residual()),
+        }
+    }
+
+    /// The rotation that rows are stored in.
+    pub fn rotation(self) -> &'static Rotation {
+        match self {
+            Format::Srft(f) => f.rotation(),
+            Format::Delta(f) => f.rotation(),
+        }
+    }
+}
+
 /// A family of types.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Family {
@@ -21,48 +67,80 @@ pub struct Family {
     pub name: &'static str,
     /// The number that ids are made from: never reused.
     pub number: i32,
+    /// How rows are coded.
+    pub coding: Coding,
     /// Bits of a code.
     pub bits: u32,
     /// May it hold keys?
     pub serves_k: bool,
     /// May it hold values?
     pub serves_v: bool,
+    /// Why it does not serve a side, where it does not.
+    pub refusal: &'static str,
     /// One line for the type table.
     pub summary: &'static str,
 }
 
-static FAMILIES: [Family; 4] = [
+static FAMILIES: [Family; 6] = [
     Family {
         name: "srft8",
         number: 0,
+        coding: Coding::Srft,
         bits: 8,
         serves_k: true,
         serves_v: true,
+        refusal: "",
         summary: "SRFT, 8-bit levels, f16 scale per 32",
     },
     Family {
         name: "srft4",
         number: 1,
+        coding: Coding::Srft,
         bits: 4,
         serves_k: true,
         serves_v: true,
+        refusal: "",
         summary: "SRFT, 16-level table, f16 scale per 32",
     },
     Family {
         name: "srft3",
         number: 2,
+        coding: Coding::Srft,
         bits: 3,
         serves_k: true,
         serves_v: true,
+        refusal: "",
         summary: "SRFT, 8-level table, f16 scale per 32",
     },
     Family {
         name: "srft2",
         number: 3,
+        coding: Coding::Srft,
         bits: 2,
         serves_k: true,
         serves_v: true,
+        refusal: "",
         summary: "SRFT, 4-level table, f16 scale per 32",
+    },
+    Family {
+        name: "delta4",
+        number: 4,
+        coding: Coding::Delta,
+        bits: 4,
+        serves_k: true,
+        serves_v: false,
+        refusal: "it codes a key by how it differs from the one before and is for K alone",
+        summary: "difference from a predicted key as srft4, an I-frame per 64 cells",
+    },
+    Family {
+        name: "delta3",
+        number: 5,
+        coding: Coding::Delta,
+        bits: 3,
+        serves_k: true,
+        serves_v: false,
+        refusal: "it codes a key by how it differs from the one before and is for K alone",
+        summary: "difference from a predicted key as srft3, an I-frame per 64 cells",
     },
 ];
 
@@ -110,8 +188,21 @@ impl Concrete {
     }
 
     /// The row format.
-    pub fn format(self) -> Srft {
-        Srft::new(self.family.bits, self.head_size).expect("families serve the head sizes they list")
+    pub fn format(self) -> Format {
+        let (bits, size) = (self.family.bits, self.head_size);
+        match self.family.coding {
+            Coding::Srft => Srft::new(bits, size).map(Format::Srft),
+            Coding::Delta => Delta::new(bits, size).map(Format::Delta),
+        }
+        .expect("families serve the head sizes they list")
+    }
+
+    /// Cells that are coded together: 1 where each row stands alone.
+    pub fn group_cells(self) -> usize {
+        match self.family.coding {
+            Coding::Srft => 1,
+            Coding::Delta => GROUP_CELLS,
+        }
     }
 
     /// Bytes of the row of one head.
@@ -181,6 +272,10 @@ mod tests {
         assert_eq!(id("srft4"), 159);
         assert_eq!(id("srft3_576"), 168);
         assert_eq!(id("srft2_80"), 177);
+        assert_eq!(id("delta4_64"), 192);
+        assert_eq!(id("delta4_128"), 196);
+        assert_eq!(id("delta3_128"), 212);
+        assert_eq!(id("delta3"), 223);
     }
 
     #[test]
@@ -206,9 +301,17 @@ mod tests {
 
     #[test]
     fn bits_per_value_are_the_published_ones() {
-        for (name, bits) in
-            [("srft8_128", 8.5), ("srft4_128", 4.5), ("srft3_64", 3.5), ("srft2_576", 2.5), ("srft4_80", 5.0)]
-        {
+        for (name, bits) in [
+            ("srft8_128", 8.5),
+            ("srft4_128", 4.5),
+            ("srft3_64", 3.5),
+            ("srft2_576", 2.5),
+            ("srft4_80", 5.0),
+            ("delta4_128", 4.75),
+            ("delta3_128", 3.75),
+            ("delta4_576", 4.75),
+            ("delta4_80", 5.4),
+        ] {
             let Some(Entry::Concrete(c)) = by_name(name) else { panic!("{name}") };
             assert_eq!(c.bits_per_value(), bits, "{name}");
         }

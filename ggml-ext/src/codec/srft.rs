@@ -125,13 +125,10 @@ impl Srft {
     /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
     #[inline(always)]
     pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
-        let mut clean = [0.0f32; MAX_HEAD];
-        for (c, &x) in clean[..self.size].iter_mut().zip(x) {
-            let x = if x.is_nan() { 0.0 } else { x };
-            *c = x.clamp(-INPUT_LIMIT, INPUT_LIMIT);
-        }
+        let mut values = [0.0f32; MAX_HEAD];
+        clean(&x[..self.size], &mut values);
         let mut rotated = [0.0f32; MAX_HEAD];
-        self.rotation().forward(&clean, &mut rotated);
+        self.rotation().forward(&values, &mut rotated);
         self.encode_rotated::<S>(&rotated[..self.size], row);
     }
 
@@ -242,6 +239,15 @@ impl Srft {
 #[inline(always)]
 fn two_bits(bytes: &[u8], i: usize, c: usize) -> u8 {
     bytes[i % (c / 4)] >> (2 * (i / (c / 4))) & 3
+}
+
+/// What is not a number counts as 0, what is beyond the limit as the limit.
+#[inline(always)]
+pub fn clean(x: &[f32], out: &mut [f32]) {
+    for (c, &x) in out.iter_mut().zip(x) {
+        let x = if x.is_nan() { 0.0 } else { x };
+        *c = x.clamp(-INPUT_LIMIT, INPUT_LIMIT);
+    }
 }
 
 /// Any bytes decode to something finite.

@@ -86,7 +86,7 @@ fn pairs(asked: &[String]) -> Result<Vec<Pair>> {
     let mut names: Vec<String> = ["f16", "q8_0", "q4_0"].map(String::from).to_vec();
     if asked.is_empty() {
         names.extend(types::families().iter().filter(|f| f.k && f.v).map(|f| f.name.to_string()));
-        names.push("q8_0/srft4".into());
+        names.extend(["delta4/srft4", "delta3/srft3", "q8_0/srft4"].map(String::from));
     }
     names.extend(asked.iter().filter(|name| !name.trim().is_empty()).cloned());
     let mut pairs: Vec<Pair> = Vec::new();
@@ -212,7 +212,9 @@ mod tests {
             ["f16", "q8_0", "q4_0", "srft4", "q8_0/srft4"]
         );
         let default = names(&[]);
-        assert!(["srft8", "srft4", "srft3", "srft2", "q8_0/srft4"].iter().all(|n| default.contains(&n.to_string())));
+        assert!(["srft8", "srft4", "srft3", "srft2", "delta4/srft4", "q8_0/srft4"]
+            .iter()
+            .all(|n| default.contains(&n.to_string())));
         assert!(pairs(&["f16/nosuch".into()]).is_err());
     }
 }
