@@ -28,6 +28,7 @@ struct ggml_ext_type {
     double       bits;        // bits per value; for a family, those of head size 128
     bool         serves_k;
     bool         serves_v;
+    int32_t      group_cells; // cells that are coded together, 1 where each row stands alone
 };
 
 // NULL where the id is neither a family nor a concrete type of ours.
@@ -48,7 +49,8 @@ bool ggml_ext_check_cache(int32_t type_k, bool is_ggml_k, int32_t type_v, bool i
 // does not serve that head size; the message names the layer, the size and what would do. `side` is 'k' or 'v'.
 int32_t ggml_ext_resolve(int32_t type, char side, int32_t layer, int32_t head_size, char * err, size_t err_size);
 
-// Rows of concrete types: n is a multiple of the head size. False (nothing written) for other ids or sizes.
+// Rows of concrete types: n is a multiple of the head size. False (nothing written) for other ids or sizes. Where
+// cells are coded together, the rows are those of one head in consecutive cells from the beginning of a group.
 bool ggml_ext_encode(int32_t type, const float * src, void * dst, int64_t n);
 bool ggml_ext_decode(int32_t type, const void * src, float * dst, int64_t n);
 // The vectors whose products with queries are the scores: what rows decode to, except where a type's estimate without
@@ -59,12 +61,21 @@ bool ggml_ext_encode_ref(int32_t type, const float * src, void * dst, int64_t n)
 
 // A tensor as ggml lays it out; `to_float` decodes n values of a foreign type and may be NULL for ours, f32, f16,
 // bf16, q8_0 and q4_0, which are read here.
+// `view` says what the tensor is a view of, all zero where it is none: cells that are coded together are counted from the
+// beginning of the cache itself.
+struct ggml_ext_view {
+    size_t  offset;     // bytes from the beginning of the viewed tensor to `data`
+    size_t  row_bytes;  // the viewed tensor's nb[1]: a cell, all heads
+    int64_t rows;       // the viewed tensor's ne[1]: cells of a stream
+};
+
 struct ggml_ext_tensor {
     int32_t  type;
     int64_t  ne[4];
     size_t   nb[4];
     void   * data;
     void  (* to_float)(const void * src, float * dst, int64_t n);
+    struct ggml_ext_view view;
 };
 
 // FLASH_ATTN_EXT: q [dk, n_q, n_head, ne3] f32 or f16, k [dk, n_kv, n_head_kv, ne3], v [dv, n_kv, n_head_kv, ne3],

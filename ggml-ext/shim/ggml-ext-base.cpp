@@ -29,6 +29,10 @@ template <int ID> ggml_type_traits traits_of() {
     if (type->head_size == 0) {
         return { type->name, 1, 0, 0, true, nullptr, nullptr };
     }
+    if (type->group_cells > 1) {
+        // a row means nothing without its group, and these functions are given rows alone
+        return { type->name, type->head_size, 0, type->row_bytes, true, nullptr, nullptr };
+    }
     return { type->name, type->head_size, 0, type->row_bytes, true, to_float<ID>, from_float_ref<ID> };
 }
 
@@ -62,7 +66,7 @@ bool ggml_ext_is_concrete(ggml_type type) {
 }
 
 size_t ggml_ext_quantize(ggml_type type, const float * src, void * dst, int64_t nrows, int64_t n_per_row) {
-    if (!ggml_ext_is_concrete(type)) {
+    if (!ggml_ext_type_traits(type)->from_float_ref) {
         return 0;
     }
     const size_t row_size = ggml_row_size(type, n_per_row);

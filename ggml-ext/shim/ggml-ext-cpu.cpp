@@ -42,7 +42,8 @@ template <int ID> void vec_dot(int n, float * s, size_t, const void * x, size_t,
 }
 
 template <int ID> ggml_type_traits_cpu traits_of() {
-    if (!ggml_ext_is_concrete((ggml_type) ID)) {
+    // families, and types whose rows mean nothing without their group
+    if (!ggml_get_type_traits((ggml_type) ID)->to_float) {
         return { nullptr, nullptr, GGML_TYPE_F32, 1 };
     }
     return { from_float<ID>, vec_dot<ID>, GGML_TYPE_F32, 1 };
@@ -60,6 +61,11 @@ ggml_ext_tensor describe(const ggml_tensor * t) {
         res.nb[i] = t->nb[i];
     }
     res.data = t->data;
+    if (t->view_src) {
+        res.view.offset    = t->view_offs;
+        res.view.row_bytes = t->view_src->nb[1];
+        res.view.rows      = t->view_src->ne[1];
+    }
     if (!ggml_ext_is_ours(t->type)) {
         res.to_float = ggml_get_type_traits(t->type)->to_float;
     }
@@ -212,7 +218,7 @@ bool ggml_ext_cpu_supports_op(const ggml_tensor * op) {
     if (op->op == GGML_OP_LIGHTNING_INDEXER) {
         // ggml's own code, through to_float: K rows only, each the row of one head
         const ggml_tensor * k = op->src[1];
-        return ggml_ext_is_concrete(k->type) && k->ne[0] == ggml_blck_size(k->type) && !ggml_ext_is_ours(op->type) &&
+        return ggml_ext_is_concrete(k->type) && ggml_get_type_traits(k->type)->to_float && k->ne[0] == ggml_blck_size(k->type) && !ggml_ext_is_ours(op->type) &&
                !ggml_ext_is_ours(op->src[0]->type) && !ggml_ext_is_ours(op->src[2]->type);
     }
     if (!claims(op)) {

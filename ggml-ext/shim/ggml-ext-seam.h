@@ -25,7 +25,7 @@ const struct ggml_type_traits * ggml_ext_type_traits(enum ggml_type type);
 // A type that a tensor may have.
 bool ggml_ext_is_concrete(enum ggml_type type);
 
-// ggml_quantize_chunk for a concrete type: the bytes written, 0 for other ids.
+// ggml_quantize_chunk for a concrete type whose rows stand alone: the bytes written, 0 for other ids.
 size_t ggml_ext_quantize(enum ggml_type type, const float * src, void * dst, int64_t nrows, int64_t n_per_row);
 
 // Does this op compute with one of our types? (Views do not compute.)

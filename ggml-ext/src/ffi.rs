@@ -1,11 +1,11 @@
 //! The C boundary: include/ggml-ext.h. Nothing unwinds across it.
 
 use crate::attention::{self, Attention, AttentionOp};
-use crate::codec::format::Format;
-use crate::isa;
+use crate::groups;
+use crate::isa::{self, Kernels};
 use crate::lanes::Lanes;
 use crate::rows;
-use crate::table::{self, Concrete, Entry, Family};
+use crate::table::{self, Concrete, Entry, Family, Storage};
 use crate::tensor::Tensor;
 use std::ffi::{c_char, c_int, CStr, CString};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -22,6 +22,7 @@ pub struct CType {
     bits: f64,
     serves_k: bool,
     serves_v: bool,
+    group_cells: i32,
 }
 
 // SAFETY: the strings are leaked and never written.
@@ -43,6 +44,7 @@ fn family_row(f: &'static Family) -> CType {
         bits: f.at(128).map_or(0.0, Concrete::bits_per_value),
         serves_k: f.serves_k,
         serves_v: f.serves_v,
+        group_cells: f.at(128).map_or(1, |c| c.group_cells() as i32),
     }
 }
 
@@ -56,6 +58,7 @@ fn concrete_row(c: Concrete) -> CType {
         bits: c.bits_per_value(),
         serves_k: c.family.serves_k,
         serves_v: c.family.serves_v,
+        group_cells: c.group_cells() as i32,
     }
 }
 
@@ -156,7 +159,8 @@ fn serves(f: &Family, side: char) -> Result<(), String> {
     if ok {
         Ok(())
     } else {
-        Err(format!("{} is not for {side} ({}); use {}", f.name, f.refusal, others.join(", ")))
+        let why = if f.refusal.is_empty() { String::new() } else { format!(" ({})", f.refusal) };
+        Err(format!("{} is not for {side}{why}: use {}", f.name, others.join(", ")))
     }
 }
 
@@ -242,23 +246,28 @@ pub unsafe extern "C" fn ggml_ext_resolve(
     })
 }
 
-/// The format of an id and the number of rows that n values are.
-fn row_format(id: i32, n: i64) -> Option<(Format, usize)> {
+/// The type of an id and the number of rows that n values are.
+fn row_format(id: i32, n: i64) -> Option<(Concrete, usize)> {
     let Some(Entry::Concrete(c)) = table::by_id(id) else { return None };
     let n = usize::try_from(n).ok()?;
-    (n % c.head_size == 0).then(|| (c.format(), n / c.head_size))
+    (n % c.head_size == 0).then_some((c, n / c.head_size))
 }
 
-unsafe fn encode_rows(id: i32, src: *const f32, dst: *mut u8, n: i64, kernels: fn() -> &'static isa::Kernels) -> bool {
+unsafe fn encode_rows(id: i32, src: *const f32, dst: *mut u8, n: i64, kernels: fn() -> &'static Kernels) -> bool {
     guarded(false, || {
-        let Some((f, rows)) = row_format(id, n) else { return false };
-        let kernels = kernels();
-        for r in 0..rows {
-            // SAFETY: the caller promises n values and as many rows of bytes.
-            unsafe {
-                let x = std::slice::from_raw_parts(src.add(r * f.size()), f.size());
-                let row = std::slice::from_raw_parts_mut(dst.add(r * f.row_bytes()), f.row_bytes());
-                (kernels.encode)(f, x, row);
+        let Some((c, rows)) = row_format(id, n) else { return false };
+        let (size, bytes, kernels) = (c.head_size, c.row_bytes(), kernels());
+        // SAFETY: the caller promises n values and as many rows of bytes.
+        unsafe {
+            let x = std::slice::from_raw_parts(src, rows * size);
+            let out = std::slice::from_raw_parts_mut(dst, rows * bytes);
+            match c.storage() {
+                Storage::Alone(f) => {
+                    x.chunks_exact(size)
+                        .zip(out.chunks_exact_mut(bytes))
+                        .for_each(|(x, row)| (kernels.encode)(f, x, row));
+                }
+                Storage::Grouped(f) => groups::encode(f, kernels, x, out),
             }
         }
         true
@@ -286,14 +295,20 @@ pub unsafe extern "C" fn ggml_ext_encode_ref(id: i32, src: *const f32, dst: *mut
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_decode(id: i32, src: *const u8, dst: *mut f32, n: i64) -> bool {
     guarded(false, || {
-        let Some((f, rows)) = row_format(id, n) else { return false };
-        let kernels = isa::kernels();
-        for r in 0..rows {
-            // SAFETY: the caller's promise.
-            unsafe {
-                let row = std::slice::from_raw_parts(src.add(r * f.row_bytes()), f.row_bytes());
-                let x = std::slice::from_raw_parts_mut(dst.add(r * f.size()), f.size());
-                (kernels.decode)(f, row, x);
+        let Some((c, rows)) = row_format(id, n) else { return false };
+        let (size, bytes, kernels) = (c.head_size, c.row_bytes(), isa::kernels());
+        // SAFETY: the caller's promise.
+        unsafe {
+            let stored = std::slice::from_raw_parts(src, rows * bytes);
+            let out = std::slice::from_raw_parts_mut(dst, rows * size);
+            match c.storage() {
+                Storage::Alone(f) => {
+                    stored
+                        .chunks_exact(bytes)
+                        .zip(out.chunks_exact_mut(size))
+                        .for_each(|(row, x)| (kernels.decode)(f, row, x));
+                }
+                Storage::Grouped(f) => groups::decode(f, kernels, stored, out),
             }
         }
         true
@@ -305,7 +320,8 @@ pub unsafe extern "C" fn ggml_ext_decode(id: i32, src: *const u8, dst: *mut f32,
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_decode_key(id: i32, src: *const u8, dst: *mut f32, n: i64) -> bool {
     guarded(false, || {
-        let Some((f, rows)) = row_format(id, n) else { return false };
+        let Some((c, rows)) = row_format(id, n) else { return false };
+        let Some(f) = c.format() else { return false };
         for r in 0..rows {
             // SAFETY: the caller's promise.
             unsafe {

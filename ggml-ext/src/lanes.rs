@@ -41,6 +41,14 @@ pub trait Simd: Copy {
     fn abs(self) -> Self;
     /// `yes` where self > limit, else `no`.
     fn above(self, limit: Self, yes: Self, no: Self) -> Self;
+    /// `self * b + c` where the lane's bit of `mask` is set, else `c`.
+    fn fma_where(self, mask: u16, b: Self, c: Self) -> Self;
+    /// Lane i becomes lane i + N, for N = 1, 2, 4 or 8; zeros below.
+    fn shifted<const N: usize>(self) -> Self;
+    /// The last lane.
+    fn last(self) -> f32;
+    /// Bit BIT of each of sixteen words.
+    fn bits<const BIT: u32>(words: &[u32]) -> u16;
     /// The sum: lane i with i+8, then i+4, i+2, i+1.
     fn sum(self) -> f32;
     /// The largest lane.
@@ -166,6 +174,34 @@ impl Simd for Lanes {
             v[i] = if self.0[i] > limit.0[i] { yes.0[i] } else { no.0[i] };
         }
         Lanes(v)
+    }
+
+    #[inline(always)]
+    fn fma_where(self, mask: u16, b: Lanes, c: Lanes) -> Lanes {
+        let mut v = c.0;
+        for (i, v) in v.iter_mut().enumerate() {
+            if mask >> i & 1 != 0 {
+                *v = self.0[i].mul_add(b.0[i], *v);
+            }
+        }
+        Lanes(v)
+    }
+
+    #[inline(always)]
+    fn shifted<const N: usize>(self) -> Lanes {
+        let mut v = [0.0; LANES];
+        v[N..].copy_from_slice(&self.0[..LANES - N]);
+        Lanes(v)
+    }
+
+    #[inline(always)]
+    fn last(self) -> f32 {
+        self.0[LANES - 1]
+    }
+
+    #[inline(always)]
+    fn bits<const BIT: u32>(words: &[u32]) -> u16 {
+        words[..LANES].iter().enumerate().fold(0, |bits, (i, word)| bits | ((word >> BIT & 1) as u16) << i)
     }
 
     #[inline(always)]

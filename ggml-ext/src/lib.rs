@@ -11,6 +11,7 @@ pub mod attention;
 pub mod codec;
 pub mod domain;
 pub mod ffi;
+pub mod groups;
 pub mod isa;
 pub mod lanes;
 pub mod rotation;

@@ -4,6 +4,7 @@
 //! Ids are stable for ever, state files hold them: 128 + 16 * family + position in [`HEAD_SIZES`], and position 15
 //! for the family as a whole.
 
+use crate::codec::delta::{Delta, GROUP_CELLS};
 use crate::codec::format::Format;
 use crate::codec::polar::Polar;
 use crate::codec::qjl::Qjl;
@@ -29,6 +30,17 @@ pub enum Kind {
     Turbo,
     /// [`crate::codec::qjl`]
     Qjl,
+    /// [`crate::codec::delta`]
+    Delta,
+}
+
+/// How rows are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// Each by itself.
+    Alone(Format),
+    /// With the group of cells that they belong to.
+    Grouped(Delta),
 }
 
 /// A family of types.
@@ -52,7 +64,7 @@ pub struct Family {
     pub summary: &'static str,
 }
 
-static FAMILIES: [Family; 9] = [
+static FAMILIES: [Family; 11] = [
     Family {
         name: "srft8",
         number: 0,
@@ -92,6 +104,26 @@ static FAMILIES: [Family; 9] = [
         serves_v: true,
         refusal: "",
         summary: "SRFT, 4-level table, f16 scale per 32",
+    },
+    Family {
+        name: "delta4",
+        number: 4,
+        kind: Kind::Delta,
+        bits: 4,
+        serves_k: true,
+        serves_v: false,
+        refusal: "it codes a key by how it differs from the one before and is for K alone",
+        summary: "difference from a predicted key as srft4, an I-frame per 64 cells",
+    },
+    Family {
+        name: "delta3",
+        number: 5,
+        kind: Kind::Delta,
+        bits: 3,
+        serves_k: true,
+        serves_v: false,
+        refusal: "it codes a key by how it differs from the one before and is for K alone",
+        summary: "difference from a predicted key as srft3, an I-frame per 64 cells",
     },
     Family {
         name: "polar4",
@@ -188,21 +220,41 @@ impl Concrete {
         format!("{}_{}", self.family.name, self.head_size)
     }
 
-    /// The row format.
-    pub fn format(self) -> Format {
+    /// How its rows are stored.
+    pub fn storage(self) -> Storage {
         let (bits, size) = (self.family.bits, self.head_size);
         match self.family.kind {
-            Kind::Srft => Srft::new(bits, size).map(Format::Srft),
-            Kind::Polar => Polar::new(bits, size).map(Format::Polar),
-            Kind::Turbo => Turbo::new(bits, size).map(Format::Turbo),
-            Kind::Qjl => Qjl::new(size).map(Format::Qjl),
+            Kind::Srft => Srft::new(bits, size).map(Format::Srft).map(Storage::Alone),
+            Kind::Polar => Polar::new(bits, size).map(Format::Polar).map(Storage::Alone),
+            Kind::Turbo => Turbo::new(bits, size).map(Format::Turbo).map(Storage::Alone),
+            Kind::Qjl => Qjl::new(size).map(Format::Qjl).map(Storage::Alone),
+            Kind::Delta => Delta::new(bits, size).map(Storage::Grouped),
         }
         .expect("families serve the head sizes they list")
     }
 
+    /// The format of a row that stands alone.
+    pub fn format(self) -> Option<Format> {
+        match self.storage() {
+            Storage::Alone(f) => Some(f),
+            Storage::Grouped(_) => None,
+        }
+    }
+
+    /// Cells that are coded together: 1 where each row stands alone.
+    pub fn group_cells(self) -> usize {
+        match self.storage() {
+            Storage::Alone(_) => 1,
+            Storage::Grouped(_) => GROUP_CELLS,
+        }
+    }
+
     /// Bytes of the row of one head.
     pub fn row_bytes(self) -> usize {
-        self.format().row_bytes()
+        match self.storage() {
+            Storage::Alone(f) => f.row_bytes(),
+            Storage::Grouped(f) => f.row_bytes(),
+        }
     }
 
     /// Bits per value, scales included.
@@ -267,6 +319,10 @@ mod tests {
         assert_eq!(id("srft4"), 159);
         assert_eq!(id("srft3_576"), 168);
         assert_eq!(id("srft2_80"), 177);
+        assert_eq!(id("delta4_64"), 192);
+        assert_eq!(id("delta4_128"), 196);
+        assert_eq!(id("delta3_128"), 212);
+        assert_eq!(id("delta3"), 223);
         assert_eq!(id("polar4_64"), 224);
         assert_eq!(id("polar3_128"), 244);
         assert_eq!(id("turbo4"), 271);
@@ -303,6 +359,10 @@ mod tests {
             ("srft3_64", 3.5),
             ("srft2_576", 2.5),
             ("srft4_80", 5.0),
+            ("delta4_128", 4.75),
+            ("delta3_128", 3.75),
+            ("delta4_576", 4.75),
+            ("delta4_80", 5.4),
             ("polar4_128", 3.875),
             ("polar3_128", 3.375),
             ("turbo4_128", 4.25),

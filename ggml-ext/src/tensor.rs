@@ -1,11 +1,12 @@
 //! Tensors as ggml lays them out, described plainly, and how rows of them are read.
 
+use crate::codec::delta::{Chain, Delta, GROUP_CELLS};
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::polar::Polar;
 use crate::domain::Domain;
 use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role};
 use crate::rotation::MAX_HEAD;
-use crate::table::{self, Concrete, Entry};
+use crate::table::{self, Concrete, Entry, Storage};
 use half::f16;
 
 /// Decodes n values of a foreign type.
@@ -25,6 +26,20 @@ pub struct Tensor {
     pub data: *mut u8,
     /// For types that are not read here.
     pub to_float: Option<ToFloat>,
+    /// Where it is a view: of what.
+    pub view: View,
+}
+
+/// What a tensor is a view of; all zero where it is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct View {
+    /// Bytes from the beginning of the viewed tensor.
+    pub offset: usize,
+    /// The viewed tensor's bytes per step of dimension 1.
+    pub row_bytes: usize,
+    /// Its rows along dimension 1.
+    pub rows: i64,
 }
 
 impl Tensor {
@@ -54,6 +69,14 @@ impl Tensor {
     /// The number of rows.
     pub fn rows(&self) -> usize {
         self.n(1) * self.n(2) * self.n(3)
+    }
+
+    /// Bytes from the beginning of the tensor that holds the data, its bytes per row, and its rows along dimension 1.
+    pub fn origin(&self) -> (usize, usize, usize) {
+        match usize::try_from(self.view.rows) {
+            Ok(rows) if rows > 0 => (self.view.offset, self.view.row_bytes, rows),
+            _ => (0, self.nb[1], self.n(1)),
+        }
     }
 
     /// Where the row (i1, i2, i3) begins.
@@ -133,7 +156,30 @@ pub struct Side {
     pub width: usize,
     /// What rows are stored in.
     pub domain: Domain,
+    /// Where levels are differences within groups of cells.
+    pub groups: Option<Delta>,
     tensor: Tensor,
+}
+
+/// Blocks of attention must be groups, and are counted from the beginning of the view.
+fn check_groups(tensor: &Tensor, c: Concrete, name: &str) -> Result<(), String> {
+    let (offset, row_bytes, rows) = tensor.origin();
+    if name != "K" {
+        return Err(format!("{} is not for {name}: {}", c.name(), c.family.refusal));
+    }
+    if rows == 0 || row_bytes == 0 || (tensor.nb[1] != row_bytes && tensor.n(1) > 1) {
+        return Err(format!("{name} of type {} must be a view of consecutive cells", c.name()));
+    }
+    let cell = offset / row_bytes % rows;
+    if !cell.is_multiple_of(GROUP_CELLS) || cell + tensor.n(1) > rows {
+        return Err(format!(
+            "{name} of type {} is viewed from cell {cell} on, {} of {rows} cells: a view must begin at a multiple of \
+             {GROUP_CELLS} and stay within a stream",
+            c.name(),
+            tensor.n(1)
+        ));
+    }
+    Ok(())
 }
 
 impl Side {
@@ -148,7 +194,13 @@ impl Side {
             if name == "V" && !c.family.serves_v {
                 return Err(format!("{} is not for V: {}", c.name(), c.family.refusal));
             }
-            (Reader::Levels(c.format().into()), c.head_size, c.format().into())
+            match c.storage() {
+                Storage::Alone(f) => (Reader::Levels(f.into()), c.head_size, f.into()),
+                Storage::Grouped(f) => {
+                    check_groups(tensor, c, name)?;
+                    (Reader::Levels(LevelRows::Srft(f.residual())), c.head_size, Domain::Rotated(f.rotation()))
+                }
+            }
         } else {
             if ne0 == 0 || ne0 > MAX_HEAD {
                 return Err(format!("{name} has rows of {ne0} values, wanted 1 to {MAX_HEAD}"));
@@ -165,7 +217,11 @@ impl Side {
             (reader, ne0, Domain::Plain)
         };
         let values = if let Reader::Levels(rows) = reader { rows.size() } else { size };
-        Ok(Side { reader, size, width: padded(values), domain, tensor: *tensor })
+        let groups = match tensor.concrete().map(Concrete::storage) {
+            Some(Storage::Grouped(f)) => Some(f),
+            _ => None,
+        };
+        Ok(Side { reader, size, width: padded(values), domain, groups, tensor: *tensor })
     }
 
     /// Cells.
@@ -231,6 +287,22 @@ impl Side {
                 let data = self.tensor.row(cells.first, cells.head, cells.stream);
                 (kernels.unpack)(rows, data, self.tensor.nb[1], cells.n, role, out)
             }
+        }
+    }
+
+    /// What the scores of a block's differences lack, where levels are such: the I-frame in `m`, and who passes on to whom.
+    ///
+    /// # Safety
+    /// The cells are a whole block, or what the tensor has of one; `m` has room for `width` values.
+    pub unsafe fn chain(&self, kernels: &Kernels, cells: Cells, m: *mut f32) -> Option<Chain> {
+        let format = self.groups?;
+        let (offset, row_bytes, rows) = self.tensor.origin();
+        let rows = GROUP_CELLS.min(rows - offset / row_bytes % rows - cells.first);
+        // SAFETY: the cache goes on behind a view that ends within a group.
+        unsafe {
+            let data = self.tensor.row(cells.first, cells.head, cells.stream);
+            let m = std::slice::from_raw_parts_mut(m, self.width);
+            Some((kernels.group)(format, data, row_bytes, rows, m))
         }
     }
 

@@ -135,7 +135,9 @@ void AttentionRun::make_write(Rng & rng) {
         side.got = ggml_get_rows(ctx, merged, side.read);
         write_.add(side.got);
     }
-    write_.allocate(0xff);
+    // where cells are coded together the memory tells what is there already
+    const ggml_ext_type * ext = ggml_ext_type_get(c_.type_k);
+    write_.allocate(ext && ext->group_cells > 1 ? 0 : 0xff);
     for (Side & side : sides) {
         std::vector<float> src;
         for (int64_t row : order) {

@@ -20,7 +20,8 @@ struct AttentionCase {
 };
 
 // The cache is [d*n_head_kv, kv_size, n_stream] with kv_size > n_kv; rows go in by SET_ROWS in random order, attention
-// reads a permuted view of the first n_kv cells. Bytes outside those cells are 0xff: not a number in every type.
+// reads a permuted view of the first n_kv cells. Bytes outside those cells are 0xff, not a number in every type, but for
+// types whose cells are coded together.
 class AttentionRun {
   public:
     explicit AttentionRun(const AttentionCase & c);

@@ -85,6 +85,7 @@ std::vector<uint8_t> get_bytes(const ggml_tensor * t);
 
 void test_accessors();
 void test_rows();
+void test_groups();
 void test_attention();
 void test_mul_mat();
 void test_canary();

@@ -31,6 +31,7 @@ int main(int argc, char ** argv) {
     // first, while nothing has asked for a type yet
     test_accessors();
     test_rows();
+    test_groups();
     test_mul_mat();
     test_attention();
     test_canary();

@@ -22,20 +22,33 @@ void scores(const ggml_ext_type * type, ggml_type q_type, int64_t n_q, int64_t n
     ggml_tensor * cache = ggml_new_tensor_3d(ctx, (ggml_type) type->id, d*n_head_kv, kv_size, n_stream);
     ggml_tensor * k = ggml_view_4d(ctx, cache, d, n_head_kv, n_kv, n_stream, type->row_bytes, cache->nb[1], cache->nb[2], 0);
     ggml_tensor * q = ggml_new_tensor_4d(ctx, q_type, d, n_head, n_q, n_stream);
+    ggml_tensor * src  = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, d*n_head_kv, kv_size*n_stream);
+    ggml_tensor * rows = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, kv_size*n_stream);
+    ggml_tensor * flat = ggml_reshape_2d(ctx, cache, d*n_head_kv, kv_size*n_stream);
+    ggml_tensor * read = ggml_get_rows(ctx, flat, rows);
+    g.add(ggml_set_rows(ctx, flat, src, rows));
+    g.add(read);
     ggml_tensor * kq = ggml_mul_mat(ctx, ggml_permute(ctx, k, 0, 2, 1, 3), ggml_permute(ctx, q, 0, 2, 1, 3));
     g.add(kq);
-    g.allocate(0xff);
+    // where cells are coded together the memory tells what is there already
+    g.allocate(type->group_cells > 1 ? 0 : 0xff);
 
-    const std::vector<float> keys = rng.normals(ggml_nelements(cache));
-    std::vector<uint8_t> bytes(ggml_nbytes(cache));
-    ggml_ext_encode_ref(type->id, keys.data(), bytes.data(), (int64_t) keys.size());
-    std::vector<float> decoded(keys.size());
-    ggml_ext_decode_key(type->id, bytes.data(), decoded.data(), (int64_t) keys.size());
-    set_bytes(cache, bytes);
+    std::vector<int64_t> order;
+    for (int64_t i = 0; i < kv_size*n_stream; i++) {
+        order.push_back(i);
+    }
+    set_floats(src, rng.normals(ggml_nelements(cache)));
+    set_indices(rows, order);
     set_floats(q, rng.normals(ggml_nelements(q)));
     const std::vector<float> queries = get_floats(q);
     if (!g.compute()) {
         return;
+    }
+    // what a score is the product with is not always what a row decodes to
+    std::vector<float> decoded = get_floats(read);
+    if (type->group_cells == 1) {
+        const std::vector<uint8_t> bytes = get_bytes(cache);
+        ggml_ext_decode_key(type->id, bytes.data(), decoded.data(), (int64_t) decoded.size());
     }
 
     std::vector<double> want;

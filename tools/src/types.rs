@@ -144,6 +144,9 @@ mod tests {
         let e = check("nosuch", Side::K).unwrap_err().to_string();
         assert!(e.contains("srft4") && e.contains("f16"), "{e}");
         check("srft4", Side::V).unwrap();
+        check("delta4", Side::K).unwrap();
+        let e = check("delta4", Side::V).unwrap_err().to_string();
+        assert!(e.contains("not for V") && e.contains("srft4"), "{e}");
         check("q4_0", Side::K).unwrap();
     }
 

@@ -2,7 +2,7 @@
 
 use crate::codec::plain::Plain;
 use crate::codec::polar;
-use crate::isa::{kernels, Queries, Role, CELLS, MAX_WIDTH};
+use crate::isa::{kernels, Matrix, Queries, Role, CELLS};
 use crate::rotation::MAX_HEAD;
 use crate::tensor::{read_floats, Cells, Side, Tensor};
 
@@ -14,6 +14,7 @@ pub fn mul_mat_supports(k: &Tensor, q: &Tensor) -> bool {
     k.concrete().is_some_and(|c| {
         let sizes = k.n(0) == c.head_size && q.n(0) == c.head_size && k.nb[0] == c.row_bytes();
         sizes
+            && Side::new(k, "K").is_ok()
             && q.is_float()
             && k.n(2) > 0
             && k.n(3) > 0
@@ -40,6 +41,7 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
     let block = side.block(levels.as_mut_ptr(), scales.as_mut_ptr());
     let mut q_bytes = vec![0i8; ROWS * width];
     let (mut q_scales, mut q_sums) = (vec![0.0f32; ROWS * groups], vec![0i32; ROWS * groups]);
+    let (mut entered, mut frame) = (vec![0.0f32; ROWS * width], vec![0.0f32; width]);
     let mut queries = Queries {
         bytes: q_bytes.as_mut_ptr(),
         scales: q_scales.as_mut_ptr(),
@@ -60,15 +62,15 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
                 let rows = ROWS.min(q.n(1) - first_row);
                 queries.count = rows;
                 for r in 0..rows {
-                    let (mut plain, mut entered) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_WIDTH]);
+                    let (mut plain, entered) = ([0.0f32; MAX_HEAD], &mut entered[r * width..(r + 1) * width]);
                     // SAFETY: a row of q; kernels run on the CPU they were chosen for.
                     unsafe {
                         let row = q.row(first_row + r, i2, i3);
                         read_floats(q.plain().unwrap_or(Plain::F32), row, q.nb[0], &mut plain[..size]);
-                        side.domain.enter(kernels, &plain[..size], &mut entered[..width]);
+                        side.domain.enter(kernels, &plain[..size], entered);
                         match contracted {
-                            Some(f) => (kernels.polar_tables)(f, &entered, &mut tables[r * table_len..][..table_len]),
-                            None => (kernels.quantize_query)(&entered[..width], 1.0, queries, r),
+                            Some(f) => (kernels.polar_tables)(f, entered, &mut tables[r * table_len..][..table_len]),
+                            None => (kernels.quantize_query)(entered, 1.0, queries, r),
                         }
                     }
                 }
@@ -83,6 +85,10 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
                         } else {
                             side.levels(kernels, cells, Role::Dot, block);
                             (kernels.dot_levels)(block, n, queries, scores.as_mut_ptr());
+                        }
+                        if let Some(chain) = side.chain(kernels, cells, frame.as_mut_ptr()) {
+                            let q = Matrix(entered.as_ptr(), width);
+                            (kernels.chain_scores)(&chain, &frame, q, 1.0, rows, scores.as_mut_ptr());
                         }
                         for r in 0..rows {
                             let out = dst.row(first_row + r, i2, i3).cast::<f32>().add(first);

@@ -1,6 +1,7 @@
 //! Attention against f64 on the decoded rows, for every instruction set and kind of row.
 
 use super::*;
+use crate::groups::{Layout, Walker};
 use crate::isa::available;
 use crate::isa::tests::Noise;
 use crate::lanes::Lanes;
@@ -44,18 +45,52 @@ fn cache(name: &str, keys: bool, size: usize, cells: usize, heads: usize, noise:
             let Some(table::Entry::Family(f)) = table::by_name(name) else { panic!("{name}") };
             let c = f.at(size).unwrap();
             let mut bytes = vec![0u8; cells * heads * c.row_bytes()];
+            let table::Storage::Alone(f) = c.storage() else { return grouped(c, cells, heads, values) };
             for (row, x) in bytes.chunks_exact_mut(c.row_bytes()).zip(values.chunks_exact_mut(size)) {
-                c.format().encode::<Lanes>(x, row);
+                f.encode::<Lanes>(x, row);
                 if keys {
-                    c.format().decode_key::<Lanes>(row, x);
+                    f.decode_key::<Lanes>(row, x);
                 } else {
-                    c.format().decode::<Lanes>(row, x);
+                    f.decode::<Lanes>(row, x);
                 }
             }
             (c.id(), c.row_bytes(), bytes)
         }
     };
     Cache { kind, size, row_bytes, heads, bytes, values }
+}
+
+/// Rows that are coded together: a mean is added that keys share, every fifth is far from it, some cells stay empty, and
+/// they are written out of order.
+fn grouped(c: table::Concrete, cells: usize, heads: usize, mut values: Vec<f32>) -> Cache {
+    let (size, table::Storage::Grouped(f)) = (c.head_size, c.storage()) else { panic!("{}", c.name()) };
+    let (row_bytes, mut noise) = (c.row_bytes(), Noise::new(17));
+    let (mean, mut bytes) = (noise.row(size), vec![0u8; cells * heads * c.row_bytes()]);
+    let (data, stride) = (bytes.as_mut_ptr(), heads * row_bytes);
+    let tensor = Tensor {
+        kind: c.id(),
+        ne: [(heads * size) as i64, cells as i64, 1, 1],
+        nb: [row_bytes, stride, stride * cells, stride * cells],
+        data,
+        to_float: None,
+        view: Default::default(),
+    };
+    let layout = Layout::of(&tensor, f);
+    let mut walker = Walker::new(f, available()[0]);
+    for i in 0..cells {
+        let cell = if i % 16 == 9 { i - 5 } else { i };
+        for head in 0..heads {
+            let x = &mut values[(cell * heads + head) * size..][..size];
+            x.iter_mut().zip(&mean).for_each(|(x, m)| *x += if cell % 5 == 2 { 0.0 } else { 4.0 * m });
+            // SAFETY: the cells of the buffer.
+            unsafe { walker.write(layout.place(data.add(cell * stride + head * row_bytes)).0, x) };
+        }
+    }
+    for (i, x) in values.chunks_exact_mut(size).enumerate() {
+        // SAFETY: as above.
+        unsafe { walker.read(layout.place(data.add(i * row_bytes)).0, x) };
+    }
+    Cache { kind: c.id(), size, row_bytes, heads, bytes, values }
 }
 
 impl Cache {
@@ -67,6 +102,7 @@ impl Cache {
             nb: [unit, cell, self.row_bytes, cell * cells],
             data: self.bytes.as_ptr().cast_mut(),
             to_float: None,
+            view: Default::default(),
         }
     }
 
@@ -86,7 +122,14 @@ impl Cache {
 
 fn float_tensor(data: &[f32], ne: [usize; 4]) -> Tensor {
     let nb = [4, 4 * ne[0], 4 * ne[0] * ne[1], 4 * ne[0] * ne[1] * ne[2]];
-    Tensor { kind: 0, ne: ne.map(|n| n as i64), nb, data: data.as_ptr() as *mut u8, to_float: None }
+    Tensor {
+        kind: 0,
+        ne: ne.map(|n| n as i64),
+        nb,
+        data: data.as_ptr() as *mut u8,
+        to_float: None,
+        view: Default::default(),
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -146,6 +189,7 @@ fn run(case: Case, kernels: &'static Kernels) -> (Vec<f32>, f64) {
         nb: [2, 2 * case.cells, 2 * case.cells * case.queries, 2 * case.cells * case.queries],
         data: mask.as_mut_ptr().cast(),
         to_float: None,
+        view: Default::default(),
     };
     let sinks_tensor = float_tensor(&sinks, [heads, 1, 1, 1]);
     let op = AttentionOp {
@@ -274,6 +318,69 @@ fn every_type_and_head_size() {
             check(Case { k: family.name, v: v_beside(family), k_size: size, v_size: size, ..PLAIN });
         }
     }
+}
+
+#[test]
+fn groups_of_cells() {
+    for k in ["delta4", "delta3"] {
+        for queries in [1, 9, 50] {
+            for cells in [50, 64, 100, 300] {
+                check(Case { k, v: "f16", queries, cells, threads: 1 + cells % 3, ..PLAIN });
+                check(Case { k, v: "srft4", queries, cells, k_size: 128, softcap: 5.0, sinks: true, ..PLAIN });
+            }
+        }
+    }
+}
+
+/// A view that ends within a group reads the I-frame that lies behind it; one that begins within a group is refused.
+#[test]
+fn views_of_groups() {
+    let mut noise = Noise::new(23);
+    let (k, v) = (cache("delta4", true, 64, 256, 1, &mut noise), cache("f32", false, 64, 256, 1, &mut noise));
+    let q = noise.row(64);
+    let attend = |first: usize, cells: usize| -> Result<Vec<f32>, String> {
+        let dst = vec![0.0f32; 64];
+        let view = |c: &Cache| {
+            let whole = c.tensor(256, c.unit());
+            let offset = first * whole.nb[1];
+            let view = crate::tensor::View { offset, row_bytes: whole.nb[1], rows: 256 };
+            // SAFETY: within the cache.
+            Tensor { ne: [64, cells as i64, 1, 1], data: unsafe { whole.data.add(offset) }, view, ..whole }
+        };
+        let op = AttentionOp {
+            q: float_tensor(&q, [64, 1, 1, 1]),
+            k: view(&k),
+            v: view(&v),
+            dst: float_tensor(&dst, [64, 1, 1, 1]),
+            mask: std::ptr::null(),
+            sinks: std::ptr::null(),
+            scale: 0.125,
+            max_bias: 0.0,
+            logit_softcap: 0.0,
+        };
+        let attention = Attention::new(&op)?;
+        let mut work = vec![0u8; attention.work_size(1)];
+        // SAFETY: the tensors above hold what they say.
+        unsafe {
+            attention.compute(0, 1, work.as_mut_ptr());
+            attention.finish(0, 1, work.as_mut_ptr());
+        }
+        Ok(dst)
+    };
+    for (first, cells) in [(0, 70), (64, 64), (128, 100), (192, 3)] {
+        let got = attend(first, cells).unwrap();
+        let weight = |c: usize| {
+            let dot: f64 = q.iter().zip(k.value(c, 0)).map(|(&a, &b)| a as f64 * b as f64).sum();
+            (dot * 0.125).exp()
+        };
+        let sum: f64 = (first..first + cells).map(weight).sum();
+        for (i, &got) in got.iter().enumerate() {
+            let want: f64 = (first..first + cells).map(|c| weight(c) * v.value(c, 0)[i] as f64).sum::<f64>() / sum;
+            assert!((got as f64 - want).abs() < 0.02, "from {first}, {cells} cells: {got}, wanted {want}");
+        }
+    }
+    let reason = attend(5, 64).unwrap_err();
+    assert!(reason.contains("from cell 5") && reason.contains("multiple of 64"), "{reason}");
 }
 
 #[test]

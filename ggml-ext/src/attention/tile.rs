@@ -61,7 +61,7 @@ impl TileShape {
     /// Bytes of what serves one block at a time, whichever tile it is for.
     pub fn scratch_bytes(self) -> usize {
         let (cells, floats) = (CELLS * self.widest(), self.float_cells());
-        let floats = [self.rows * CELLS, self.rows * CELLS, cells / 16, floats, floats];
+        let floats = [self.rows * CELLS, self.rows * CELLS, cells / 16, self.k, floats, floats];
         floats.iter().map(|n| (4 * n).next_multiple_of(64)).sum::<usize>() + cells.next_multiple_of(64)
     }
 }
@@ -86,6 +86,8 @@ pub(super) struct Scratch {
     masks: *mut f32,
     levels: *mut i8,
     scales: *mut f32,
+    /// The I-frame of the block, where its cells are a group.
+    frame: *mut f32,
     floats: *mut f32,
     transposed: *mut f32,
     /// What each row sees of the block.
@@ -102,6 +104,7 @@ impl Scratch {
             masks: cut.take(shape.rows * CELLS),
             levels: cut.take(cells),
             scales: cut.take(cells / 16),
+            frame: cut.take(shape.k),
             floats: cut.take(shape.float_cells()),
             transposed: cut.take(shape.float_cells()),
             sights: vec![Sight::Open; shape.rows],
@@ -202,11 +205,20 @@ impl<'a> Tile<'a> {
         }
     }
 
+    /// What queries are multiplied by.
+    fn scale(&self) -> f32 {
+        let op = self.attention.op;
+        if op.logit_softcap == 0.0 {
+            op.scale
+        } else {
+            op.scale / op.logit_softcap
+        }
+    }
+
     /// Rotated queries, in the form that this run uses, and empty results.
     unsafe fn prepare(&mut self) {
         let a = self.attention;
-        let width = self.shape.k;
-        let scale = if a.op.logit_softcap == 0.0 { a.op.scale } else { a.op.scale / a.op.logit_softcap };
+        let (width, scale) = (self.shape.k, self.scale());
         // SAFETY: rows r < count of the buffers.
         unsafe {
             for r in 0..self.count {
@@ -283,7 +295,14 @@ impl<'a> Tile<'a> {
             if a.k.has_levels() {
                 let block = a.k.block(scratch.levels, scratch.scales);
                 a.k.levels(kernels, cells, Role::Dot, block);
-                return (kernels.dot_levels)(block, n, self.queries, scratch.scores);
+                (kernels.dot_levels)(block, n, self.queries, scratch.scores);
+                if let Some(chain) = a.k.chain(kernels, cells, scratch.frame) {
+                    // The I-frame meets the query as it is: it is far larger than the differences.
+                    let (m, q) =
+                        (std::slice::from_raw_parts(scratch.frame, self.shape.k), Matrix(self.q, self.shape.k));
+                    (kernels.chain_scores)(&chain, m, q, self.scale(), self.count, scratch.scores);
+                }
+                return;
             }
             a.k.floats(kernels, cells, scratch.floats);
             if self.many() {

@@ -1,5 +1,6 @@
 //! How rows are stored. A codec knows nothing of ggml, and the instruction sets know nothing of attention.
 
+pub mod delta;
 pub mod format;
 pub mod plain;
 pub mod polar;

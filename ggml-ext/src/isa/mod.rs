@@ -22,6 +22,7 @@ pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
 
+use crate::codec::delta::{Chain, Delta, Kind};
 use crate::codec::format::Format;
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::polar::{self, Polar};
@@ -205,6 +206,14 @@ pub struct Kernels {
     pub encode: unsafe fn(Format, &[f32], &mut [u8]),
     /// One row of one head.
     pub decode: unsafe fn(Format, &[u8], &mut [f32]),
+    /// One row of one head of a group: a rotated key, the I-frame, the deviation of the row before.
+    pub encode_key: unsafe fn(Delta, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]),
+    /// The deviation `u` of a row becomes that of the last of the rows after it that are in the block.
+    pub follow: unsafe fn(d: LevelBlock, kinds: &[Kind], m: &[f32], u: &mut [f32]),
+    /// The I-frame of the group of `rows` rows, `stride` bytes apart, padded with zeros, and who passes on to whom in it.
+    pub group: unsafe fn(Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain,
+    /// Scores of differences become scores of keys: `rows` rows of CELLS, whose queries are factor * rows of q.
+    pub chain_scores: unsafe fn(chain: &Chain, m: &[f32], q: Matrix, factor: f32, rows: usize, scores: *mut f32),
     /// y = R x.
     pub rotate: unsafe fn(&Rotation, &[f32], &mut [f32]),
     /// x = R^-1 y.
@@ -297,6 +306,25 @@ macro_rules! compile_portable_kernels {
         #[target_feature(enable = $feature)]
         unsafe fn decode(f: Format, row: &[u8], x: &mut [f32]) {
             f.decode::<$simd>(row, x)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn encode_key(f: Delta, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]) {
+            f.encode::<$simd>(x, m, before, row)
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn follow(d: LevelBlock, kinds: &[Kind], m: &[f32], u: &mut [f32]) {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { scalar::follow(d, kinds, m, u) }
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn group(f: Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { scalar::group::<$simd>(f, data, stride, rows, m) }
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn chain_scores(chain: &Chain, m: &[f32], q: Matrix, factor: f32, rows: usize, scores: *mut f32) {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { scalar::chain_scores::<$simd>(chain, m, q, factor, rows, scores) }
         }
         #[target_feature(enable = $feature)]
         unsafe fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {

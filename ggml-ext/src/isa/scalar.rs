@@ -1,6 +1,7 @@
 //! The definition of every kernel, in portable Rust. The compiler vectorizes much of it where it may.
 
 use super::{padded, Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
+use crate::codec::delta::{Chain, Delta, Kind};
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::polar::{self, Polar};
 use crate::codec::srft::finite;
@@ -13,6 +14,10 @@ pub static KERNELS: Kernels = Kernels {
     name: "scalar",
     encode: |f, x, row| f.encode::<Lanes>(x, row),
     decode: |f, row, x| f.decode::<Lanes>(row, x),
+    encode_key: |f, x, m, before, row| f.encode::<Lanes>(x, m, before, row),
+    follow,
+    group: group::<Lanes>,
+    chain_scores: chain_scores::<Lanes>,
     rotate: |r: &Rotation, x, y| Lanes::rotate(r, x, y),
     rotate_back: |r: &Rotation, y, x| Lanes::rotate_back(r, y, x),
     unpack,
@@ -102,6 +107,54 @@ pub unsafe fn unpack_row(rows: LevelRows, row: *const u8, levels: &mut [i8], sca
                 }
             }
         }
+    }
+}
+
+/// See [`Kernels::follow`].
+///
+/// # Safety
+/// The block holds as many cells as there are kinds, of u.len() values.
+#[inline(always)]
+pub unsafe fn follow(d: LevelBlock, kinds: &[Kind], m: &[f32], u: &mut [f32]) {
+    for (c, &kind) in kinds.iter().enumerate() {
+        // SAFETY: cell c of the block.
+        let levels = unsafe { std::slice::from_raw_parts(d.levels.add(c * d.width), d.width) };
+        // SAFETY: a group of cell c.
+        let scale = |i: usize| unsafe { *d.scale_at(c, i * LANES / d.group) };
+        Delta::follow(levels, scale, kind, m, u);
+    }
+}
+
+/// See [`Kernels::group`].
+///
+/// # Safety
+/// `data` holds the rows.
+#[inline(always)]
+pub unsafe fn group<S: Simd>(f: Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain {
+    m[f.size()..].fill(0.0);
+    // SAFETY: the caller's promise.
+    unsafe {
+        f.frame(data, stride, rows, m);
+        Delta::flags::<S>(data, stride, rows).chain()
+    }
+}
+
+/// See [`Kernels::chain_scores`].
+///
+/// # Safety
+/// As the shapes say.
+#[inline(always)]
+pub unsafe fn chain_scores<S: Simd>(chain: &Chain, m: &[f32], q: Matrix, factor: f32, rows: usize, scores: *mut f32) {
+    for r in 0..rows {
+        // SAFETY: row r of q, as wide as m, and of the scores.
+        let (q, scores) = unsafe {
+            (std::slice::from_raw_parts(q.0.add(r * q.1), m.len()), &mut *scores.add(r * CELLS).cast::<[f32; CELLS]>())
+        };
+        let mut sum = S::splat(0.0);
+        for (q, m) in q.chunks_exact(LANES).zip(m.chunks_exact(LANES)) {
+            sum = S::load(q).fma(S::load(m), sum);
+        }
+        chain.scores::<S>(scores, sum.sum() * factor);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The same list for every instruction set, against the scalar definition, and that against f64.
 
 use super::*;
+use crate::codec::delta::Delta;
 use crate::codec::srft::Srft;
 use crate::lanes::Lanes;
 use crate::rotation::HEAD_SIZES;
@@ -467,7 +468,7 @@ fn row_helpers_agree_with_scalar_to_the_bit() {
 
 /// Every row format of ours at every head size.
 fn all_formats() -> impl Iterator<Item = Format> {
-    table::concrete().map(table::Concrete::format)
+    table::concrete().filter_map(table::Concrete::format)
 }
 
 fn polar_formats() -> impl Iterator<Item = Polar> {
@@ -550,6 +551,37 @@ fn polar_scores_agree_with_scalar_to_the_bit_and_with_f64() {
             }
             for k in others() {
                 assert_eq!(run(k), want, "{} {f:?}", k.name);
+            }
+        }
+    }
+}
+
+/// Any bytes as a group: I-frame, kinds and scores are the same everywhere. (Keys: see the tests of groups and attention.)
+#[test]
+fn chains_agree_with_scalar_to_the_bit() {
+    let mut noise = Noise::new(10);
+    for f in HEAD_SIZES.into_iter().filter_map(|size| Delta::new(3, size)) {
+        let (stride, width, queries) = (f.row_bytes() + 3, padded(f.size()), 3);
+        for rows in [1, 37, 64] {
+            let mut bytes: Vec<u8> = (0..64 * stride).map(|_| noise.bits() as u8).collect();
+            bytes[f.residual().row_bytes()] |= 1;
+            let (q, dots) = (noise.row(queries * width), noise.row(queries * CELLS));
+            let run = |k: &Kernels| {
+                let (mut m, mut scores) = (vec![7.0f32; width], dots.clone());
+                // SAFETY: 64 rows, buffers of the promised shapes, kernels of this CPU.
+                unsafe {
+                    let chain = (k.group)(f, bytes.as_ptr(), stride, rows, &mut m);
+                    // Bits that make numbers, not all of them small.
+                    m.iter_mut().for_each(|m| *m = m.clamp(-4.0, 4.0));
+                    let q = Matrix(q.as_ptr(), width);
+                    (k.chain_scores)(&chain, &m, q, 0.5, queries, scores.as_mut_ptr());
+                }
+                (m, scores)
+            };
+            let want = run(&scalar::KERNELS);
+            assert!(want.0[f.size()..].iter().all(|&m| m == 0.0) && want.1.iter().all(|s| s.is_finite()));
+            for k in others() {
+                assert_eq!(run(k), want, "{} {f:?} {rows} rows", k.name);
             }
         }
     }

@@ -157,8 +157,11 @@ fn giga(bytes: usize) -> f64 {
 fn pairs(options: &Options) -> Result<Vec<Pair>> {
     let mut names: Vec<String> = UPSTREAM.map(String::from).to_vec();
     match (options.types.as_slice(), options.quick) {
-        ([], true) => names.push("srft4".into()),
-        ([], false) => names.extend(types::families().iter().filter(|f| f.k && f.v).map(|f| f.name.to_string())),
+        ([], true) => names.extend(["srft4", "delta4/srft4"].map(String::from)),
+        ([], false) => {
+            names.extend(types::families().iter().filter(|f| f.k && f.v).map(|f| f.name.to_string()));
+            names.push("delta4/srft4".into());
+        }
         (some, _) => names.extend_from_slice(some),
     }
     let mut pairs: Vec<Pair> = Vec::new();

@@ -85,8 +85,13 @@ impl Pair {
 fn pairs(asked: &[String]) -> Result<Vec<Pair>> {
     let mut names: Vec<String> = ["f16", "q8_0", "q4_0"].map(String::from).to_vec();
     if asked.is_empty() {
-        // A type for keys alone stands beside f16.
-        let beside = |f: &types::Family| if f.v { f.name.to_string() } else { format!("{}/f16", f.name) };
+        // A type for keys alone stands beside f16, or what one would put beside it.
+        let beside = |f: &types::Family| match f.name {
+            _ if f.v => f.name.to_string(),
+            "delta4" => "delta4/srft4".into(),
+            "delta3" => "delta3/srft3".into(),
+            name => format!("{name}/f16"),
+        };
         names.extend(types::families().iter().filter(|f| f.k).map(beside));
         names.push("q8_0/srft4".into());
     }
@@ -214,7 +219,7 @@ mod tests {
             ["f16", "q8_0", "q4_0", "srft4", "q8_0/srft4"]
         );
         let default = names(&[]);
-        assert!(["srft8", "srft4", "polar3", "qjl1/f16", "q8_0/srft4"]
+        assert!(["srft8", "srft4", "polar3", "delta4/srft4", "qjl1/f16", "q8_0/srft4"]
             .iter()
             .all(|n| default.contains(&n.to_string())));
         assert!(pairs(&["f16/nosuch".into()]).is_err());

@@ -6,7 +6,7 @@ use anyhow::{anyhow, bail, Context, Result};
 use ggml_ext::attention::AttentionOp;
 use ggml_ext::ffi;
 use ggml_ext::table::{self, Concrete, Entry};
-use ggml_ext::tensor::Tensor;
+use ggml_ext::tensor::{Tensor, View};
 
 /// ggml's ids.
 const F32: i32 = 0;
@@ -194,7 +194,7 @@ fn tensor(kind: i32, row_bytes: usize, ne: [usize; 4], data: *mut u8) -> Tensor 
     };
     let plane = row_bytes * ne[1];
     let nb = [value, row_bytes, plane, plane * ne[2]];
-    Tensor { kind, ne: ne.map(|n| n as i64), nb, data, to_float: None }
+    Tensor { kind, ne: ne.map(|n| n as i64), nb, data, to_float: None, view: View::default() }
 }
 
 /// The same in every run.

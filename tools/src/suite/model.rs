@@ -40,6 +40,11 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
             });
         }
     }
+    for (tool, prompt, extra) in [("llama-cli", CHAT, "-st"), ("llama-completion", TEXT, "-no-cnv")] {
+        tally.check(&format!("{tool} answers with delta4/srft4 as with f16"), || {
+            bench.same_answer(tool, prompt, &[extra], &["--cache-type-k", "delta4", "--cache-type-v", "srft4"])
+        });
+    }
     for tool in build_tree::TOOLS {
         tally.check(&format!("{tool} --help names srft4"), || bench.help_names_types(tool));
         tally.check(&format!("{tool} refuses an unknown type"), || bench.unknown_type(tool));
@@ -47,13 +52,17 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     for tool in ["llama-cli", "llama-completion", "llama-perplexity"] {
         tally.check(&format!("{tool} -fa off with V srft4 says what to do"), || bench.v_without_flash(tool));
     }
-    tally.check("llama-cli with V qjl1 says why not", || {
-        let done = bench.tool("llama-cli", &["-st", "-p", PROMPT, "-n", "4", "--cache-type-v", "qjl1"])?;
-        refused(&done, &["qjl1 is not for V", "36%", "turbo4"])
-    });
-    tally.check("K srft4 without flash attention answers as f16", || {
-        bench.same_answer("llama-completion", TEXT, &["-no-cnv", "-fa", "off"], &["--cache-type-k", "srft4"])
-    });
+    for (name, reason) in [("qjl1", "36%"), ("delta4", "for K alone")] {
+        tally.check(&format!("llama-cli with V {name} says why not"), || {
+            let done = bench.tool("llama-cli", &["-st", "-p", PROMPT, "-n", "4", "--cache-type-v", name])?;
+            refused(&done, &[&format!("{name} is not for V"), reason, "srft4"])
+        });
+    }
+    for name in ["srft4", "delta4"] {
+        tally.check(&format!("K {name} without flash attention answers as f16"), || {
+            bench.same_answer("llama-completion", TEXT, &["-no-cnv", "-fa", "off"], &["--cache-type-k", name])
+        });
+    }
     quality(options, &bench, tally)
 }
 
@@ -151,7 +160,7 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     run.write_base()?;
     let mut kld = |name: &str| -> Option<f64> {
         let mut found = None;
-        tally.check(&format!("llama-perplexity {name}/{name}, ctx {ctx}, {chunks} chunks"), || {
+        tally.check(&format!("llama-perplexity {name}, ctx {ctx}, {chunks} chunks"), || {
             let Statistics { ppl, kld, .. } = run.measure(&Pair::parse(name)?)?.statistics;
             ensure!(ppl.is_finite() && kld.is_finite(), "perplexity {ppl}, KLD {kld}");
             println!("      {name}: KLD {kld:.6}, perplexity {ppl:.4}");
@@ -161,11 +170,19 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
         found
     };
     let [q4_0, srft8, srft4, srft3, srft2] = ["q4_0", "srft8", "srft4", "srft3", "srft2"].map(&mut kld);
+    let [k_q4_0, k_srft4, k_delta4, k_delta3] = ["q4_0/f16", "srft4/f16", "delta4/f16", "delta3/f16"].map(&mut kld);
+    tally.check("delta4's KLD as K is below half of srft4's", || below(k_delta4, k_srft4.map(|kld| 0.5 * kld)));
+    tally.check("delta3's KLD as K is below that of upstream's q4_0", || below(k_delta3, k_q4_0));
     // Batches of eight tokens take the way of decoding (8-bit queries, 16-bit weights), which whole batches do not.
     tally.check("srft4's KLD in small batches is that of large ones", || {
         let small = run.measure_with(&Pair::parse("srft4")?, &["-b", "8", "-ub", "8"])?.statistics.kld;
         println!("      srft4, batches of 8: KLD {small:.6}");
         below(Some(small), srft4.map(|kld| 1.2 * kld + 0.003))
+    });
+    tally.check("delta4's KLD does not depend on the size of batches", || {
+        let small = run.measure_with(&Pair::parse("delta4/f16")?, &["-b", "8", "-ub", "8"])?.statistics.kld;
+        println!("      delta4/f16, batches of 8: KLD {small:.6}");
+        below(Some(small), k_delta4.map(|kld| 1.1 * kld + 0.001))
     });
     tally.check("srft8's KLD is below 0.01", || below(srft8, Some(0.01)));
     tally.check("srft4's KLD is not above upstream's q4_0", || {

@@ -7,6 +7,7 @@ mod polar;
 
 use super::{by_rows, compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
+use crate::codec::delta::{Chain, Delta, Kind};
 use crate::codec::format::Format;
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::polar::Polar;
@@ -23,6 +24,10 @@ pub fn kernels() -> Option<&'static Kernels> {
         name: "avx2",
         encode,
         decode,
+        encode_key,
+        follow,
+        group,
+        chain_scores,
         rotate,
         rotate_back,
         unpack,
@@ -128,6 +133,56 @@ impl Simd for F32x16 {
                 _mm256_blendv_ps(no.1, yes.1, _mm256_cmp_ps::<_CMP_GT_OQ>(self.1, limit.1)),
             )
         }
+    }
+    #[inline(always)]
+    fn fma_where(self, mask: u16, b: Self, c: Self) -> Self {
+        unsafe {
+            let bits = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let lanes = |mask: u16| {
+                let set = _mm256_and_si256(_mm256_set1_epi32(i32::from(mask)), bits);
+                _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bits))
+            };
+            F32x16(
+                _mm256_blendv_ps(c.0, _mm256_fmadd_ps(self.0, b.0, c.0), lanes(mask)),
+                _mm256_blendv_ps(c.1, _mm256_fmadd_ps(self.1, b.1, c.1), lanes(mask >> 8)),
+            )
+        }
+    }
+    #[inline(always)]
+    fn shifted<const N: usize>(self) -> Self {
+        unsafe {
+            if N == 8 {
+                return F32x16(_mm256_setzero_ps(), self.0);
+            }
+            // By whole halves of registers, then within what each half has before it.
+            let low = _mm256_permute2f128_ps::<0x08>(self.0, self.0);
+            let high = _mm256_permute2f128_ps::<0x21>(self.0, self.1);
+            if N == 4 {
+                return F32x16(low, high);
+            }
+            let join = |x: __m256, before: __m256| {
+                let (x, before) = (_mm256_castps_si256(x), _mm256_castps_si256(before));
+                _mm256_castsi256_ps(match N {
+                    1 => _mm256_alignr_epi8::<12>(x, before),
+                    _ => _mm256_alignr_epi8::<8>(x, before),
+                })
+            };
+            F32x16(join(self.0, low), join(self.1, high))
+        }
+    }
+    #[inline(always)]
+    fn last(self) -> f32 {
+        unsafe { _mm256_cvtss_f32(_mm256_permutevar8x32_ps(self.1, _mm256_set1_epi32(7))) }
+    }
+    #[inline(always)]
+    fn bits<const BIT: u32>(words: &[u32]) -> u16 {
+        let words = &words[..LANES];
+        let half = |at: usize| unsafe {
+            let x = _mm256_loadu_si256(words[at..].as_ptr().cast());
+            let top = _mm256_sll_epi32(x, _mm_cvtsi32_si128(31 - BIT as i32));
+            _mm256_movemask_ps(_mm256_castsi256_ps(top)) as u16
+        };
+        half(0) | half(8) << 8
     }
     #[inline(always)]
     fn sum(self) -> f32 {

@@ -18,7 +18,8 @@ mod signs;
 mod unpack;
 
 use super::{compile_portable_kernels, scalar};
-use super::{Kernels, Queries, Sight, CELLS};
+use super::{Kernels, LevelBlock, Matrix, Queries, Sight, CELLS};
+use crate::codec::delta::{Chain, Delta, Kind};
 use crate::codec::format::Format;
 use crate::codec::polar::Polar;
 use crate::lanes::{Simd, LANES};
@@ -31,6 +32,10 @@ pub fn kernels() -> Option<&'static Kernels> {
         name: "avx512",
         encode,
         decode,
+        encode_key,
+        follow,
+        group,
+        chain_scores,
         rotate,
         rotate_back,
         unpack: unpack::unpack,
@@ -123,6 +128,33 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn above(self, limit: Self, yes: Self, no: Self) -> Self {
         F32x16(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, limit.0), no.0, yes.0) })
+    }
+    #[inline(always)]
+    fn fma_where(self, mask: u16, b: Self, c: Self) -> Self {
+        F32x16(unsafe { _mm512_mask3_fmadd_ps(self.0, b.0, c.0, mask) })
+    }
+    #[inline(always)]
+    fn shifted<const N: usize>(self) -> Self {
+        unsafe {
+            let (x, zero) = (_mm512_castps_si512(self.0), _mm512_setzero_si512());
+            F32x16(_mm512_castsi512_ps(match N {
+                1 => _mm512_alignr_epi32::<15>(x, zero),
+                2 => _mm512_alignr_epi32::<14>(x, zero),
+                4 => _mm512_alignr_epi32::<12>(x, zero),
+                _ => _mm512_alignr_epi32::<8>(x, zero),
+            }))
+        }
+    }
+    #[inline(always)]
+    fn last(self) -> f32 {
+        unsafe { _mm512_cvtss_f32(_mm512_permutexvar_ps(_mm512_set1_epi32(15), self.0)) }
+    }
+    #[inline(always)]
+    fn bits<const BIT: u32>(words: &[u32]) -> u16 {
+        unsafe {
+            let words = _mm512_loadu_si512(words[..LANES].as_ptr().cast());
+            _mm512_test_epi32_mask(words, _mm512_set1_epi32(1 << BIT))
+        }
     }
     #[inline(always)]
     fn sum(self) -> f32 {

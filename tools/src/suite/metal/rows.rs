@@ -1,6 +1,7 @@
 //! kv_set_rows and kv_get_rows against the definition of the formats.
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
+use ggml_ext::codec::format::Format;
 use ggml_ext::codec::srft::Srft;
 use ggml_ext::lanes::Lanes;
 use ggml_ext::rotation::HEAD_SIZES;
@@ -139,8 +140,16 @@ struct Found {
     ties: usize,
 }
 
+/// The format of a family that the shaders know.
+fn srft(family: &str, size: usize) -> Result<Srft> {
+    match concrete(family, size)?.format() {
+        Some(Format::Srft(f)) => Ok(f),
+        _ => bail!("there is no shader for {family}"),
+    }
+}
+
 fn set_rows(library: &Library, family: &str, size: usize, rows: usize) -> Result<Found> {
-    let format = concrete(family, size)?.format();
+    let format = srft(family, size)?;
     let x = values(size, rows);
     let index: Vec<i64> = (0..rows as i64).rev().collect();
     let mut all = Vec::new();
@@ -198,7 +207,7 @@ fn ties(format: Srft, x: &[f32], got: &[u8], wanted: &[u8]) -> Result<usize> {
 
 fn get_rows(library: &Library, family: &str, size: usize) -> Result<()> {
     let rows = 5;
-    let format = concrete(family, size)?.format();
+    let format = srft(family, size)?;
     let x = Noise::new(size as u64 + 7).row(size * rows);
     let mut cache = vec![0u8; rows * format.row_bytes()];
     for (x, row) in x.chunks_exact(size).zip(cache.chunks_exact_mut(format.row_bytes())) {
@@ -223,7 +232,7 @@ fn get_rows(library: &Library, family: &str, size: usize) -> Result<()> {
         ensure!(all[0] == all[1] && all[0] == all[2], "the result depends on the order of lanes");
         for (got, &row) in all[0].chunks_exact(size * width).zip(&index) {
             let mut wanted = vec![0.0f32; size];
-            format.decode(&cache[row as usize * format.row_bytes()..][..format.row_bytes()], &mut wanted);
+            format.decode::<Lanes>(&cache[row as usize * format.row_bytes()..][..format.row_bytes()], &mut wanted);
             let norm = wanted.iter().map(|x| x * x).sum::<f32>().sqrt();
             let bound = if width == 4 { 1e-6 } else { 1e-3 };
             for (i, wanted) in wanted.iter().enumerate() {
@@ -248,7 +257,7 @@ fn float(at: &[u8]) -> f32 {
 /// the last, and two bad ones whose rows must not be written.
 fn shapes(library: &Library) -> Result<()> {
     let (family, size, heads, n) = ("srft4", 96usize, 3usize, [4usize, 2, 2]);
-    let format = concrete(family, size)?.format();
+    let format = srft(family, size)?;
     let row_values = 2 * size * heads + 10;
     let x: Vec<u16> =
         Noise::new(3).row(row_values * n[0] * n[1] * n[2]).into_iter().map(|x| f16::from_f32(x).to_bits()).collect();

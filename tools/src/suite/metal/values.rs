@@ -94,9 +94,9 @@ pub fn store(name: &str, x: &mut [f32], row: &mut [u8]) -> Result<()> {
             }
         }
         family => {
-            let format = concrete(family, x.len())?.format();
+            let format = concrete(family, x.len())?.format().context("a row that stands alone")?;
             format.encode::<Lanes>(x, row);
-            format.decode(row, x);
+            format.decode::<Lanes>(row, x);
         }
     }
     Ok(())

@@ -1,0 +1,388 @@
+//! delta4, delta3: a rotated key as its difference from a prediction.
+//!
+//! Neighbouring keys are alike: they share the bias of their projection, the slow channels of RoPE hardly turn from one
+//! cell to the next, and text stays with its subject. What a row of 4-bit codes loses is in proportion to what it
+//! codes, so coding the difference from a good guess is worth more than any table (measured in docs/types.md).
+//!
+//! A group is 64 consecutive cells of one head. It has an I-frame m; with u = key - m in the rotated domain,
+//!
+//! ```text
+//! u_t = d_t + RHO u_(t-1)        a chained row
+//! u_t = d_t                      a restart row: the first of a group, or one whose predecessor is gone or unlike it
+//! u_t = d_t - m                  a row alone: a key that has nothing to do with the I-frame
+//! ```
+//!
+//! and d_t is stored as srft stores a row. A writer takes the one with the least to code, so a row is never coded worse
+//! than srft would, whatever its neighbours hold. RHO below one forgets: what went wrong with a row is down to a
+//! thousandth after twenty cells. Everything is linear, so scores need no key: with w_t = q.d_t + RHO w_(t-1) the score
+//! is q.m + w_t.
+//!
+//! ```text
+//! row     = srft row (scales | codes) | its share of m: f16 x slots        slots = head size / 64, rounded up
+//! m         value i lies in slot i % slots of row i / slots; what would lie beyond the end of the cache is 0
+//! kind      bit 0 of scale 1, bit 0 of scale 0:    00 empty    10 restart    11 chained    01 alone
+//! I-frame   is there: bit 0 of the first slot of the group's first row
+//! ```
+//!
+//! Flags cost nothing: they are the lowest bits of f16 numbers and stay in them when those are used, so a kernel
+//! reads scales as it does everywhere, and the kind of a row is one 32-bit load. A scale moves by a thousandth of itself
+//! at most, where codes are off by a tenth. Memory that was cleared to zero is empty, and empty rows are keys of zeros.
+//!
+//! Any bytes decode: a row that says chained without a predecessor in its group counts as a restart row, what is not
+//! finite counts as zero.
+
+use super::srft::Srft;
+use crate::lanes::{Simd, LANES};
+use crate::rotation::{Rotation, MAX_HEAD};
+use half::f16;
+
+/// Cells of a group.
+pub const GROUP_CELLS: usize = 64;
+
+/// How much of the previous row's distance from m is expected to be there again.
+pub const RHO: f32 = 0.7;
+
+/// An I-frame with a value beyond this is not used: it would take the precision of f32 from keys that are not like it.
+const FRAME_LIMIT: f32 = 4096.0;
+
+/// The kinds of rows, as they show in the first 32 bits of a row.
+const KIND: u32 = 0x0001_0001;
+const RESTART: u32 = 0x0001_0000;
+const CHAINED: u32 = 0x0001_0001;
+const ALONE: u32 = 0x0000_0001;
+/// Bit 0 of the first slot of a group's first row.
+const FRAMED: u16 = 1;
+
+/// The row format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delta {
+    residual: Srft,
+}
+
+/// What a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Never written: a key of zeros.
+    Empty,
+    /// A difference from m.
+    Restart,
+    /// A difference from what m and the row before make expect.
+    Chained,
+    /// A key.
+    Alone,
+}
+
+/// The kinds of a group's rows, row t in bit t.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// Not empty.
+    pub written: u64,
+    /// Chained, and the row before is there.
+    pub chained: u64,
+    /// Alone.
+    pub alone: u64,
+}
+
+impl Delta {
+    /// None where no such format exists.
+    pub fn new(bits: u32, size: usize) -> Option<Delta> {
+        let residual = Srft::new(bits, size)?;
+        matches!(bits, 3 | 4).then_some(Delta { residual })
+    }
+
+    /// How differences are stored, at the beginning of a row.
+    pub fn residual(self) -> Srft {
+        self.residual
+    }
+
+    /// Values of a row.
+    pub fn size(self) -> usize {
+        self.residual.size()
+    }
+
+    /// Values of the I-frame that a row carries.
+    pub fn slots(self) -> usize {
+        self.size().div_ceil(GROUP_CELLS)
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(self) -> usize {
+        self.residual.row_bytes() + 2 * self.slots()
+    }
+
+    /// The rotation of this head size.
+    pub fn rotation(self) -> &'static Rotation {
+        self.residual.rotation()
+    }
+
+    /// Encodes a rotated key x, from the deviation of the row before where there is one and it helps.
+    #[inline(always)]
+    pub fn encode<S: Simd>(self, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]) {
+        let (mut y, mut d) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
+        let zero = S::splat(0.0);
+        let (mut alone, mut restart, mut chained) = (zero, zero, zero);
+        for i in (0..self.size()).step_by(LANES) {
+            let x = S::load(&x[i..]);
+            let from_m = x.minus(S::load(&m[i..]));
+            alone = x.fma(x, alone);
+            restart = from_m.fma(from_m, restart);
+            from_m.store(&mut y[i..]);
+            if let Some(before) = before {
+                let from_both = S::load(&before[i..]).fma(S::splat(-RHO), from_m);
+                chained = from_both.fma(from_both, chained);
+                from_both.store(&mut d[i..]);
+            }
+        }
+        let (alone, restart, chained) = (alone.sum(), restart.sum(), chained.sum());
+        let (kind, d) = if before.is_some() && chained < restart.min(alone) {
+            (CHAINED, &d[..self.size()])
+        } else if restart <= alone {
+            (RESTART, &y[..self.size()])
+        } else {
+            (ALONE, &x[..self.size()])
+        };
+        self.residual.encode_rotated::<S>(d, row);
+        let head = first_word(row) & !KIND | kind;
+        row[..4].copy_from_slice(&head.to_le_bytes());
+    }
+
+    /// The deviation u of the row before becomes that of this row; levels and the scales of each 16 as they are stored.
+    #[inline(always)]
+    pub fn follow(levels: &[i8], scales: impl Fn(usize) -> f32, kind: Kind, m: &[f32], u: &mut [f32]) {
+        for (i, (u, levels)) in u.chunks_exact_mut(LANES).zip(levels.chunks_exact(LANES)).enumerate() {
+            let (scale, m) = (scales(i), &m[i * LANES..(i + 1) * LANES]);
+            for (i, (u, &level)) in u.iter_mut().zip(levels).enumerate() {
+                let d = f32::from(level) * scale;
+                *u = match kind {
+                    Kind::Chained => u.mul_add(RHO, d),
+                    Kind::Alone => d - m[i],
+                    _ => d,
+                };
+            }
+        }
+    }
+
+    /// What a row says it is.
+    #[inline(always)]
+    pub fn kind(row: &[u8]) -> Kind {
+        match first_word(row) & KIND {
+            0 => Kind::Empty,
+            RESTART => Kind::Restart,
+            CHAINED => Kind::Chained,
+            _ => Kind::Alone,
+        }
+    }
+
+    /// The kinds of `rows` rows, as a reader takes them.
+    ///
+    /// # Safety
+    /// `data` holds as many rows, `stride` bytes apart; there are at most GROUP_CELLS.
+    #[inline(always)]
+    pub unsafe fn flags<S: Simd>(data: *const u8, stride: usize, rows: usize) -> Flags {
+        let mut words = [0u32; GROUP_CELLS];
+        for (t, word) in words[..rows].iter_mut().enumerate() {
+            // SAFETY: row t.
+            *word = u32::from_le(unsafe { data.add(t * stride).cast::<u32>().read_unaligned() });
+        }
+        let (mut high, mut low) = (0u64, 0u64);
+        for (i, words) in words.chunks_exact(LANES).enumerate() {
+            high |= u64::from(S::bits::<16>(words)) << (LANES * i);
+            low |= u64::from(S::bits::<0>(words)) << (LANES * i);
+        }
+        let written = high | low;
+        Flags { written, chained: high & low & written << 1, alone: low & !high }
+    }
+
+    /// Is there an I-frame in the group that begins with this row?
+    ///
+    /// # Safety
+    /// It is one.
+    #[inline(always)]
+    pub unsafe fn has_frame(self, first_row: *const u8) -> bool {
+        // SAFETY: the row's share of m follows the codes.
+        unsafe { *first_row.add(self.residual.row_bytes()) & FRAMED as u8 != 0 }
+    }
+
+    /// The I-frame of a group of `rows` rows: `m` takes `size` values.
+    ///
+    /// # Safety
+    /// `data` holds as many rows, `stride` bytes apart; there are at most GROUP_CELLS.
+    #[inline(always)]
+    pub unsafe fn frame(self, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) {
+        let mut stored = [0u16; MAX_HEAD + GROUP_CELLS];
+        // SAFETY: the shares of rows below `rows`; GROUP_CELLS shares are fewer values than `stored` has.
+        unsafe {
+            let first = data.add(self.residual.row_bytes());
+            if rows > 0 && self.has_frame(data) {
+                match self.slots() {
+                    1 => gather::<1>(first, stride, rows, &mut stored),
+                    2 => gather::<2>(first, stride, rows, &mut stored),
+                    3 => gather::<3>(first, stride, rows, &mut stored),
+                    4 => gather::<4>(first, stride, rows, &mut stored),
+                    8 => gather::<8>(first, stride, rows, &mut stored),
+                    _ => gather::<9>(first, stride, rows, &mut stored),
+                }
+            }
+        }
+        for (m, &bits) in m[..self.size()].iter_mut().zip(&stored) {
+            *m = widened(u16::from_le(bits));
+        }
+    }
+
+    /// Stores an I-frame in a group of `rows` rows, and gives `m` the values that are then there.
+    ///
+    /// # Safety
+    /// As [`Delta::frame`].
+    pub unsafe fn set_frame(self, m: &mut [f32], data: *mut u8, stride: usize, rows: usize) {
+        let slots = self.slots();
+        if m[..self.size()].iter().any(|m| m.abs() > FRAME_LIMIT) {
+            m.fill(0.0);
+        }
+        for i in 0..rows * slots {
+            let value = m[..self.size()].get(i).copied().unwrap_or(0.0);
+            let mut bits = f16::from_f32(value).to_bits();
+            if i == 0 {
+                bits |= FRAMED;
+            }
+            // SAFETY: slot i % slots of row i / slots.
+            unsafe {
+                let row = data.add(i / slots * stride + self.residual.row_bytes());
+                row.cast::<u16>().add(i % slots).write_unaligned(bits.to_le());
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.frame(data, stride, rows, m) };
+    }
+}
+
+/// RHO, RHO^2, …
+const POWERS: [f32; LANES] = {
+    let (mut powers, mut power, mut i) = ([0.0; LANES], 1.0f64, 0);
+    while i < LANES {
+        power *= RHO as f64;
+        powers[i] = power as f32;
+        i += 1;
+    }
+    powers
+};
+
+/// Which rows of a group pass on to which: what the scores of a block have in common for all queries.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain {
+    written: u64,
+    alone: u64,
+    /// The row and 0, 1, 3, 7 rows before it are chained.
+    runs: [u64; 4],
+    /// The row and all before it of the same sixteen are chained.
+    from_start: u64,
+}
+
+impl Flags {
+    /// As [`Chain::scores`] needs it.
+    #[inline(always)]
+    pub fn chain(self) -> Chain {
+        let one = self.chained;
+        let two = one & one << 1;
+        let four = two & two << 2;
+        let eight = four & four << 4;
+        // Bits that fall in from below the sixteen count as set.
+        let mut from_start = one;
+        for (shift, low) in [(1, 0x0001), (2, 0x0003), (4, 0x000f), (8, 0x00ffu64)] {
+            let low = low | low << 16 | low << 32 | low << 48;
+            from_start &= from_start << shift & !low | low;
+        }
+        Chain { written: self.written, alone: self.alone, runs: [one, two, four, eight], from_start }
+    }
+}
+
+impl Chain {
+    /// Scores of differences become scores of keys: w_t = q.d_t + RHO w_(t-1), plus `base` = q.m; 0 for empty rows.
+    ///
+    /// Sixteen rows at a time: after steps over 1, 2, 4 and 8 rows each holds what all before it in the sixteen pass
+    /// on, and the last of the sixteen before passes on to all.
+    #[inline(always)]
+    pub fn scores<S: Simd>(&self, scores: &mut [f32; GROUP_CELLS], base: f32) {
+        let (mut last, powers) = (0.0, S::load(&POWERS));
+        for (i, scores) in scores.chunks_exact_mut(LANES).enumerate() {
+            let bits = |mask: u64| (mask >> (LANES * i)) as u16;
+            let mut w = S::splat(-base).fma_where(bits(self.alone), S::splat(1.0), S::load(scores));
+            w = w.shifted::<1>().fma_where(bits(self.runs[0]), S::splat(POWERS[0]), w);
+            w = w.shifted::<2>().fma_where(bits(self.runs[1]), S::splat(POWERS[1]), w);
+            w = w.shifted::<4>().fma_where(bits(self.runs[2]), S::splat(POWERS[3]), w);
+            w = w.shifted::<8>().fma_where(bits(self.runs[3]), S::splat(POWERS[7]), w);
+            w = S::splat(last).fma_where(bits(self.from_start), powers, w);
+            last = w.last();
+            w.plus(S::splat(base)).fma_where(bits(self.written), S::splat(1.0), S::splat(0.0)).store(scores);
+        }
+    }
+}
+
+/// f16 to f32 in steps that a vector unit has everywhere; what is not finite becomes 0.
+#[inline(always)]
+fn widened(bits: u16) -> f32 {
+    let magnitude = f32::from_bits(u32::from(bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
+    let x = f32::from_bits(magnitude.to_bits() | u32::from(bits & 0x8000) << 16);
+    if bits & 0x7c00 == 0x7c00 {
+        0.0
+    } else {
+        x
+    }
+}
+
+/// Scale 0 and scale 1 of a row, as stored.
+#[inline(always)]
+fn first_word(row: &[u8]) -> u32 {
+    u32::from_le_bytes([row[0], row[1], row[2], row[3]])
+}
+
+/// SLOTS 16-bit values from each of `rows` places, one after the other.
+#[inline(always)]
+unsafe fn gather<const SLOTS: usize>(first: *const u8, stride: usize, rows: usize, out: &mut [u16]) {
+    for (t, out) in out.chunks_exact_mut(SLOTS).take(rows).enumerate() {
+        // SAFETY: the caller's rows; byte-wise, alignment does not matter.
+        let share = unsafe { first.add(t * stride).cast::<[u16; SLOTS]>().read_unaligned() };
+        out.copy_from_slice(&share);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lanes::Lanes;
+    use proptest::prelude::*;
+
+    #[test]
+    fn halves_widen_exactly() {
+        for bits in 0..=u16::MAX {
+            let x = f16::from_bits(bits);
+            let want = if x.is_finite() { x.to_f32() } else { 0.0 };
+            assert_eq!(widened(bits).to_bits(), want.to_bits(), "{bits:#06x}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn scores_pass_on_as_defined(
+            dots in prop::collection::vec(-10.0f32..10.0, GROUP_CELLS),
+            high in any::<u64>(),
+            low in any::<u64>(),
+            dense in any::<bool>(),
+            base in -5.0f32..5.0,
+        ) {
+            // Most caches are written in order.
+            let (high, low) = if dense { (u64::MAX, high | low) } else { (high, low) };
+            let flags =
+                Flags { written: high | low, chained: high & low & (high | low) << 1, alone: low & !high };
+            let mut scores: [f32; GROUP_CELLS] = dots.clone().try_into().unwrap();
+            flags.chain().scores::<Lanes>(&mut scores, base);
+            let mut w = 0.0f64;
+            for t in 0..GROUP_CELLS {
+                let is = |mask: u64| mask >> t & 1 != 0;
+                w = f64::from(dots[t]) + if is(flags.chained) { f64::from(RHO) * w } else { 0.0 };
+                w -= if is(flags.alone) { f64::from(base) } else { 0.0 };
+                let want = if is(flags.written) { w + f64::from(base) } else { 0.0 };
+                prop_assert!((f64::from(scores[t]) - want).abs() < 1e-4, "row {}: {} for {}", t, scores[t], want);
+            }
+        }
+    }
+}

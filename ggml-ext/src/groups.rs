@@ -1,0 +1,323 @@
+//! Rows whose meaning lies in their group: reading and writing single cells of a delta cache.
+//!
+//! A row of [`crate::codec::delta`] is a difference from the row before, so a [`Walker`] goes through the rows of one
+//! head and keeps what the last one left: the I-frame and the deviation from it. The next row then costs one step; any
+//! other begins at the restart row before it, at most 63 steps of a multiplication and an addition per value.
+//!
+//! Rows are written one at a time in the order of the calls, so that the bytes depend on the order of writes alone:
+//!
+//! ```text
+//! a group without I-frame gets one: the mean of the group before, where that is fully written, else this key
+//! row t becomes what is the least of key - m - RHO u_(t-1), key - m and the key
+//! row t+1, if it was chained to what row t held, is coded anew without it, with the value that it had
+//! ```
+//!
+//! So a write touches one row more at most. That row is rounded once more, and the rows chained to it move by RHO,
+//! RHO^2, … of what that rounding took; it is not chained anymore and not touched again, so losses do not add up over
+//! generations. A key of zeros leaves an empty cell alone, since it reads as zeros already: llama.cpp shifts keys by
+//! reading and writing the whole cache, and cells that nobody has used must not settle on an I-frame by that.
+
+use crate::codec::clean;
+use crate::codec::delta::{Delta, Kind, GROUP_CELLS};
+use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role, CELLS};
+use crate::lanes::Lanes;
+use crate::rotation::MAX_HEAD;
+use crate::tensor::Tensor;
+use std::mem::MaybeUninit;
+
+/// One row of one head, in its group.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The group's first row.
+    pub group: *mut u8,
+    /// Bytes from a row to the next.
+    pub stride: usize,
+    /// Rows of the group: GROUP_CELLS, fewer at the end of a cache.
+    pub rows: usize,
+    /// Is there a group before this one?
+    pub follows: bool,
+    /// The row's number in the group.
+    pub row: usize,
+}
+
+/// Where the rows of a cache lie: all of one base tensor, whatever view of it an op has.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    base: *mut u8,
+    /// Bytes of a cell, all heads.
+    stride: usize,
+    /// Layout of a stream.
+    cells: usize,
+    /// Bytes of the row of one head.
+    row_bytes: usize,
+}
+
+impl Layout {
+    /// Of the cache that a tensor is, or is a view of.
+    pub fn of(tensor: &Tensor, format: Delta) -> Layout {
+        let (offset, stride, cells) = tensor.origin();
+        Layout { base: tensor.data.wrapping_sub(offset), stride, cells, row_bytes: format.row_bytes() }
+    }
+
+    /// The place of the row of one head that begins at `row`, and the number of its head and stream: writes to
+    /// different ones of these have nothing to do with each other.
+    pub fn place(&self, row: *mut u8) -> (Place, usize) {
+        let offset = row as usize - self.base as usize;
+        let (cell, head) = (offset / self.stride, offset % self.stride / self.row_bytes);
+        let (cell, stream) = (cell % self.cells, cell / self.cells);
+        let in_group = cell % GROUP_CELLS;
+        let place = Place {
+            group: row.wrapping_sub(in_group * self.stride),
+            stride: self.stride,
+            rows: GROUP_CELLS.min(self.cells - (cell - in_group)),
+            follows: cell >= GROUP_CELLS,
+            row: in_group,
+        };
+        (place, stream * (self.stride / self.row_bytes) + head)
+    }
+}
+
+/// Goes through the rows of a cache.
+pub struct Walker {
+    format: Delta,
+    kernels: &'static Kernels,
+    width: usize,
+    /// The group whose I-frame is in `m`.
+    group: *const u8,
+    m: [f32; MAX_HEAD],
+    /// The row whose deviation is in `u`.
+    at: Option<usize>,
+    u: [f32; MAX_HEAD],
+    /// A block, where rows are unpacked.
+    levels: Box<[MaybeUninit<i8>]>,
+    scales: Box<[MaybeUninit<f32>]>,
+}
+
+impl Walker {
+    /// Nothing read yet.
+    pub fn new(format: Delta, kernels: &'static Kernels) -> Walker {
+        let width = padded(format.size());
+        Walker {
+            format,
+            kernels,
+            width,
+            group: std::ptr::null(),
+            m: [0.0; MAX_HEAD],
+            at: None,
+            u: [0.0; MAX_HEAD],
+            levels: Box::new_uninit_slice(CELLS * width),
+            scales: Box::new_uninit_slice(CELLS * width / format.residual().group()),
+        }
+    }
+
+    /// Decodes a row.
+    ///
+    /// # Safety
+    /// The place is within a cache of this format that nobody writes meanwhile, and was written through this walker
+    /// alone since it last read there.
+    pub unsafe fn read(&mut self, place: Place, x: &mut [f32]) {
+        let size = self.format.size();
+        // SAFETY: the caller's promise; kernels run on the CPU they were chosen for.
+        unsafe {
+            if kind(place, place.row) == Kind::Empty {
+                return x[..size].fill(0.0);
+            }
+            self.enter(place);
+            self.go_to(place, place.row);
+            (self.kernels.rotate_back)(self.format.rotation(), &self.key()[..size], x);
+        }
+    }
+
+    /// Encodes a row.
+    ///
+    /// # Safety
+    /// As [`Walker::read`], and nobody reads meanwhile.
+    pub unsafe fn write(&mut self, place: Place, x: &[f32]) {
+        let (size, row) = (self.format.size(), place.row);
+        // SAFETY: the caller's promise; kernels run on the CPU they were chosen for.
+        unsafe {
+            if x[..size].iter().all(|&x| x == 0.0) && kind(place, row) == Kind::Empty {
+                return;
+            }
+            let (mut plain, mut key) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
+            clean(&x[..size], &mut plain);
+            (self.kernels.rotate)(self.format.rotation(), &plain[..size], &mut key);
+            self.enter(place);
+            if !self.format.has_frame(place.group) {
+                self.found(place, &key[..size]);
+            }
+            let before = (row > 0 && kind(place, row - 1) != Kind::Empty).then(|| {
+                self.go_to(place, row - 1);
+                self.u
+            });
+            let after = (row + 1 < place.rows && stored_kind(place, row + 1) == Kind::Chained).then(|| {
+                self.go_to(place, row + 1);
+                self.key()
+            });
+            self.encode(place, row, &key, before.as_ref());
+            self.u = before.unwrap_or([0.0; MAX_HEAD]);
+            self.step(place, row, row);
+            self.at = Some(row);
+            if let Some(after) = after {
+                self.encode(place, row + 1, &after, None);
+            }
+        }
+    }
+
+    /// The key that m and u make, in the rotated domain.
+    fn key(&self) -> [f32; MAX_HEAD] {
+        let mut key = self.m;
+        for (key, u) in key.iter_mut().zip(&self.u) {
+            *key += u;
+        }
+        key
+    }
+
+    unsafe fn encode(&mut self, place: Place, row: usize, key: &[f32], before: Option<&[f32; MAX_HEAD]>) {
+        let size = self.format.size();
+        // SAFETY: the caller's row; kernels run on the CPU they were chosen for.
+        unsafe {
+            let bytes = std::slice::from_raw_parts_mut(place.group.add(row * place.stride), self.format.row_bytes());
+            let before = before.map(|u| &u[..size]);
+            (self.kernels.encode_key)(self.format, &key[..size], &self.m[..size], before, bytes);
+        }
+    }
+
+    /// Takes up the I-frame of a group.
+    unsafe fn enter(&mut self, place: Place) {
+        if self.group != place.group.cast_const() {
+            self.group = place.group;
+            self.at = None;
+            // SAFETY: the caller's promise.
+            unsafe { self.format.frame(place.group, place.stride, place.rows, &mut self.m) };
+        }
+    }
+
+    /// Gives a group its I-frame.
+    unsafe fn found(&mut self, place: Place, key: &[f32]) {
+        // SAFETY: the caller's promise; a group that follows another has GROUP_CELLS rows before it.
+        unsafe {
+            // Rows that are there without one, from elsewhere, have been read with zeros.
+            let taken = Delta::flags::<Lanes>(place.group, place.stride, place.rows).written != 0;
+            let mean = place.follows.then(|| place.group.sub(GROUP_CELLS * place.stride)).and_then(|group| {
+                let before = Place { group, rows: GROUP_CELLS, follows: false, row: 0, ..place };
+                self.mean(before)
+            });
+            self.group = place.group;
+            self.at = None;
+            match mean {
+                _ if taken => self.m.fill(0.0),
+                Some(mean) => self.m = mean,
+                None => self.m[..key.len()].copy_from_slice(key),
+            }
+            self.format.set_frame(&mut self.m, place.group, place.stride, place.rows);
+        }
+    }
+
+    /// The mean of a group's keys in the rotated domain, if all are written.
+    unsafe fn mean(&mut self, place: Place) -> Option<[f32; MAX_HEAD]> {
+        let mut mean = [0.0f32; MAX_HEAD];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let flags = Delta::flags::<Lanes>(place.group, place.stride, place.rows);
+            if flags.written != u64::MAX {
+                return None;
+            }
+            self.enter(place);
+            for row in 0..GROUP_CELLS {
+                self.go_to(place, row);
+                for (sum, u) in mean.iter_mut().zip(&self.u) {
+                    *sum += u;
+                }
+            }
+        }
+        for (mean, m) in mean.iter_mut().zip(&self.m) {
+            *mean = mean.mul_add(1.0 / GROUP_CELLS as f32, *m);
+        }
+        Some(mean)
+    }
+
+    /// Brings `u` to a written row.
+    unsafe fn go_to(&mut self, place: Place, row: usize) {
+        if self.at == Some(row) {
+            return;
+        }
+        // SAFETY: the caller's promise; rows up to `row`.
+        unsafe {
+            let mut first = row;
+            while self.at.is_none_or(|at| at + 1 != first) && kind(place, first) == Kind::Chained {
+                first -= 1;
+            }
+            self.step(place, first, row);
+        }
+        self.at = Some(row);
+    }
+
+    /// Rows first..=last, from the deviation of the row before `first`.
+    unsafe fn step(&mut self, place: Place, first: usize, last: usize) {
+        let rows = LevelRows::Srft(self.format.residual());
+        let block = LevelBlock {
+            levels: self.levels.as_mut_ptr().cast(),
+            scales: self.scales.as_mut_ptr().cast(),
+            width: self.width,
+            group: rows.group(),
+        };
+        let (n, mut kinds) = (last + 1 - first, [Kind::Empty; GROUP_CELLS]);
+        // SAFETY: n rows of the group, at most a block of them, which the kernels find unpacked.
+        unsafe {
+            for (i, k) in kinds[..n].iter_mut().enumerate() {
+                *k = kind(place, first + i);
+            }
+            let data = place.group.add(first * place.stride);
+            (self.kernels.unpack)(rows, data, place.stride, n, Role::Expand, block);
+            (self.kernels.follow)(block, &kinds[..n], &self.m[..self.width], &mut self.u[..self.width]);
+        }
+    }
+}
+
+const _: () = assert!(GROUP_CELLS == CELLS);
+
+/// Rows of one head in consecutive cells, from the beginning of a group.
+pub fn encode(format: Delta, kernels: &'static Kernels, x: &[f32], rows: &mut [u8]) {
+    rows.fill(0);
+    let mut walker = Walker::new(format, kernels);
+    for (row, x) in x.chunks_exact(format.size()).enumerate() {
+        // SAFETY: row `row` of the slice, which this function has to itself.
+        unsafe { walker.write(place_in(format, rows.as_mut_ptr(), rows.len(), row), x) };
+    }
+}
+
+/// The way back.
+pub fn decode(format: Delta, kernels: &'static Kernels, rows: &[u8], x: &mut [f32]) {
+    let mut walker = Walker::new(format, kernels);
+    for (row, x) in x.chunks_exact_mut(format.size()).enumerate() {
+        // SAFETY: row `row` of the slice; reading writes nothing.
+        unsafe { walker.read(place_in(format, rows.as_ptr().cast_mut(), rows.len(), row), x) };
+    }
+}
+
+fn place_in(format: Delta, rows: *mut u8, bytes: usize, row: usize) -> Place {
+    let stride = format.row_bytes();
+    let layout = Layout { base: rows, stride, cells: bytes / stride, row_bytes: stride };
+    layout.place(rows.wrapping_add(row * stride)).0
+}
+
+/// What a row says it is.
+unsafe fn stored_kind(place: Place, row: usize) -> Kind {
+    // SAFETY: the first four bytes of the caller's row.
+    Delta::kind(unsafe { std::slice::from_raw_parts(place.group.add(row * place.stride), 4) })
+}
+
+/// What a row is to a reader: one that says chained is that only where the row before is there.
+unsafe fn kind(place: Place, row: usize) -> Kind {
+    // SAFETY: the caller's row, and the one before where there is one.
+    unsafe {
+        match stored_kind(place, row) {
+            Kind::Chained if row == 0 || stored_kind(place, row - 1) == Kind::Empty => Kind::Restart,
+            kind => kind,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
