@@ -15,5 +15,6 @@ pub mod isa;
 pub mod lanes;
 pub mod rotation;
 pub mod rows;
+pub mod spec;
 pub mod table;
 pub mod tensor;

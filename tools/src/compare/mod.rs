@@ -25,8 +25,8 @@ pub struct Options {
     /// Plain text to predict (default: Hamlet, fetched)
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
-    /// Pairs K/V,K/V,… (T alone is T/T); f16, q8_0 and q4_0 are always measured
-    #[arg(long, value_name = "K/V,…", value_delimiter = ',')]
+    /// Pairs K/V,K/V,… (T alone is T/T), types or specs by layer; f16, q8_0 and q4_0 are always measured
+    #[arg(long, value_name = "K/V,…")]
     pub types: Vec<String>,
     /// Tokens a chunk of text
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(16..))]
@@ -90,7 +90,7 @@ fn pairs(asked: &[String]) -> Result<Vec<Pair>> {
         names.extend(types::families().iter().filter(|f| f.k).map(beside));
         names.push("q8_0/srft4".into());
     }
-    names.extend(asked.iter().filter(|name| !name.trim().is_empty()).cloned());
+    names.extend(asked.iter().flat_map(|list| types::split(list)).filter(|name| !name.trim().is_empty()));
     let mut pairs: Vec<Pair> = Vec::new();
     for name in &names {
         let pair = Pair::parse(name)?;
@@ -210,8 +210,12 @@ mod tests {
             pairs(&asked).unwrap().iter().map(Pair::name).collect::<Vec<_>>()
         };
         assert_eq!(
-            names(&["srft4", "q8_0/srft4", "q4_0", "srft4/srft4"]),
+            names(&["srft4,q8_0/srft4", "q4_0", "srft4/srft4"]),
             ["f16", "q8_0", "q4_0", "srft4", "q8_0/srft4"]
+        );
+        assert_eq!(
+            names(&["srft4,0-1=srft8/srft3,-1=f16,srft4"])[3..],
+            ["srft4,0-1=srft8/srft3,-1=f16".to_string(), "srft4".into()]
         );
         let default = names(&[]);
         assert!(["srft8", "srft4", "polar3", "qjl1/f16", "q8_0/srft4"]
