@@ -63,11 +63,21 @@ struct ggml_ext_layer {
     int32_t n_layer;    // of the model
     int32_t head_size;  // of the side that is asked for
     bool    sliding;    // attends to a window alone
+
+    // What the guard looks at; zeros and NULL where a model has none of it or its weights are not loaded.
+    float         scale;   // scores are multiplied by it; 0: 1/sqrt(head_size)
+    const float * k_bias;  // added to the keys of all heads
+    int32_t       n_k_bias;
+    const float * q_norm;  // gains of the norms of queries and keys
+    int32_t       n_q_norm;
+    const float * k_norm;
+    int32_t       n_k_norm;
 };
 
 // The type of one layer's tensor: ids that are neither a family's nor a spec's come back as they are. -1 where a type
-// does not serve that head size; the message names the layer, the size and what would do. `side` is 'k' or 'v'.
-int32_t ggml_ext_resolve(int32_t type, char side, const struct ggml_ext_layer * layer, char * err, size_t err_size);
+// does not serve that head size; the message names the layer, the size and what would do. Where the guard keeps the
+// layer at a higher type, the message says why and what it costs; otherwise it is empty. `side` is 'k' or 'v'.
+int32_t ggml_ext_resolve(int32_t type, char side, const struct ggml_ext_layer * layer, char * message, size_t size);
 
 // Rows of concrete types: n is a multiple of the head size. False (nothing written) for other ids or sizes.
 bool ggml_ext_encode(int32_t type, const float * src, void * dst, int64_t n);

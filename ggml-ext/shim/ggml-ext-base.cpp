@@ -2,6 +2,8 @@
 
 #include "ggml-ext-seam.h"
 
+#include "ggml-impl.h"
+
 #include <array>
 #include <cstdio>
 #include <cstring>
@@ -127,6 +129,9 @@ ggml_type ggml_ext_cache_type_for(ggml_type type, char side, const ggml_ext_laye
     if (id < 0) {
         return GGML_TYPE_COUNT;
     }
+    if (err[0] != 0) {
+        GGML_LOG_WARN("guard: %s\n", err);
+    }
 
     const ggml_type res = (ggml_type) id;
     if (ggml_ext_is_ours(res) && dev && !device_writes(dev, res, layer->head_size)) {
@@ -136,6 +141,22 @@ ggml_type ggml_ext_cache_type_for(ggml_type type, char side, const ggml_ext_laye
         return GGML_TYPE_COUNT;
     }
     return res;
+}
+
+size_t ggml_ext_read_floats(const ggml_tensor * t, int64_t first, int64_t n, float * dst) {
+    // a dry run has tensors without data
+    if (!t || !t->buffer || !t->data || (t->type != GGML_TYPE_F32 && t->type != GGML_TYPE_F16 && t->type != GGML_TYPE_BF16) ||
+        !ggml_is_contiguous(t) || first < 0 || first + n > ggml_nelements(t)) {
+        return 0;
+    }
+    std::vector<uint8_t> bytes(n*ggml_type_size(t->type));
+    ggml_backend_tensor_get(t, bytes.data(), first*ggml_type_size(t->type), bytes.size());
+    if (t->type == GGML_TYPE_F32) {
+        memcpy(dst, bytes.data(), bytes.size());
+    } else {
+        ggml_get_type_traits(t->type)->to_float(bytes.data(), dst, n);
+    }
+    return (size_t) n;
 }
 
 void ggml_ext_cache_mix_of(const ggml_tensor * const * layers, int n, char * text, size_t size) {

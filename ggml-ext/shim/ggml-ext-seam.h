@@ -40,6 +40,9 @@ bool ggml_ext_device_serves(ggml_backend_dev_t dev);
 enum ggml_type ggml_ext_cache_type_for(enum ggml_type type, char side, const struct ggml_ext_layer * layer,
                                        ggml_backend_dev_t dev, char * err, size_t err_size);
 
+// Values of a small tensor of the model, wherever it lies: how many were read, 0 where it has none to read.
+size_t ggml_ext_read_floats(const struct ggml_tensor * t, int64_t first, int64_t n, float * dst);
+
 // What the log says of one side of a cache: "srft4 x28 + f16 x2, 5.27 bits/value", or ggml's name of the type alone.
 void ggml_ext_cache_mix_of(const struct ggml_tensor * const * layers, int n, char * text, size_t size);
 
@@ -60,10 +63,49 @@ static inline bool ggml_ext_is_ours(enum ggml_type type) {
 #ifdef __cplusplus
 }
 
+// What the guard looks at in one layer of a model.
+struct ggml_ext_layer_weights {
+    std::vector<float> k_bias, q_norm, k_norm;
+
+    template <typename Layer, typename Hparams> ggml_ext_layer_weights(const Layer & layer, const Hparams & hparams, uint32_t il) {
+        if (hparams.no_alloc || hparams.is_mla()) {
+            return; // nothing is loaded; MLA keeps latents, and its fields of these names are other things
+        }
+        const int64_t n_k = hparams.n_embd_k_gqa(il);
+        if (layer.wqkv_b) {
+            read(k_bias, layer.wqkv_b, (int64_t) hparams.n_embd_head_k(il)*hparams.n_head(il), n_k);
+        } else if (layer.wk_b && ggml_nelements(layer.wk_b) == n_k) {
+            read(k_bias, layer.wk_b, 0, n_k);
+        }
+        if (layer.attn_q_norm && layer.attn_k_norm) {
+            read(q_norm, layer.attn_q_norm, 0, ggml_nelements(layer.attn_q_norm));
+            read(k_norm, layer.attn_k_norm, 0, ggml_nelements(layer.attn_k_norm));
+        }
+    }
+
+  private:
+    static void read(std::vector<float> & dst, const ggml_tensor * t, int64_t first, int64_t n) {
+        dst.resize(n);
+        dst.resize(ggml_ext_read_floats(t, first, n, dst.data()));
+    }
+};
+
 // ggml_ext_cache_type_for as llama_kv_cache wants it: its constructor throws.
-template <typename Hparams>
-ggml_type ggml_ext_cache_type(ggml_type type, char side, const Hparams & hparams, uint32_t il, ggml_backend_dev_t dev) {
+template <typename Model, typename Hparams>
+ggml_type ggml_ext_cache_type(ggml_type type, char side, const Model & model, const Hparams & hparams, uint32_t il, ggml_backend_dev_t dev) {
+    if ((uint32_t) type < GGML_TYPE_COUNT) {
+        return type;
+    }
+    const ggml_ext_layer_weights weights(model.layers[il], hparams, il);
+
     ggml_ext_layer layer = {};
+    layer.scale     = hparams.f_attention_scale;
+    layer.k_bias    = weights.k_bias.data();
+    layer.n_k_bias  = (int32_t) weights.k_bias.size();
+    layer.q_norm    = weights.q_norm.data();
+    layer.n_q_norm  = (int32_t) weights.q_norm.size();
+    layer.k_norm    = weights.k_norm.data();
+    layer.n_k_norm  = (int32_t) weights.k_norm.size();
     layer.index     = (int32_t) il;
     layer.n_layer   = (int32_t) hparams.n_layer();
     layer.head_size = (int32_t) (side == 'k' ? hparams.n_embd_head_k(il) : hparams.n_embd_head_v(il));

@@ -2,6 +2,7 @@
 
 use crate::attention::{self, Attention, AttentionOp};
 use crate::codec::format::Format;
+use crate::guard::{self, Weights};
 use crate::isa;
 use crate::lanes::Lanes;
 use crate::rows;
@@ -163,7 +164,7 @@ pub unsafe extern "C" fn ggml_ext_type_parse(text: *const c_char, err: *mut c_ch
         registry::id_of(&text.to_string_lossy())
     };
     // SAFETY: the caller's promise.
-    guarded(-1, || parse().unwrap_or_else(|message| unsafe { refused(-1, &message, err, err_size) }))
+    guarded(-1, || parse().unwrap_or_else(|message| unsafe { answer_with(-1, &message, err, err_size) }))
 }
 
 /// # Safety
@@ -178,7 +179,7 @@ pub unsafe extern "C" fn ggml_ext_family_names() -> *const c_char {
 ///
 /// # Safety
 /// `err` has room for `err_size` bytes.
-unsafe fn refused<T>(answer: T, message: &str, err: *mut c_char, err_size: usize) -> T {
+unsafe fn answer_with<T>(answer: T, message: &str, err: *mut c_char, err_size: usize) -> T {
     // SAFETY: the caller's promise.
     unsafe { write_message(message, err, err_size) };
     answer
@@ -248,7 +249,7 @@ pub unsafe extern "C" fn ggml_ext_check_cache(
     guarded(false, || match check() {
         Ok(()) => true,
         // SAFETY: the caller's promise.
-        Err(message) => unsafe { refused(false, &message, err, err_size) },
+        Err(message) => unsafe { answer_with(false, &message, err, err_size) },
     })
 }
 
@@ -259,6 +260,13 @@ pub struct CLayer {
     n_layer: i32,
     head_size: i32,
     sliding: bool,
+    scale: f32,
+    k_bias: *const f32,
+    n_k_bias: i32,
+    q_norm: *const f32,
+    n_q_norm: i32,
+    k_norm: *const f32,
+    n_k_norm: i32,
 }
 
 impl CLayer {
@@ -271,41 +279,66 @@ impl CLayer {
             sliding: self.sliding,
         }
     }
+
+    /// # Safety
+    /// The arrays are as long as said.
+    unsafe fn weights(&self) -> Weights<'_> {
+        // SAFETY: the caller's promise.
+        let slice = |data: *const f32, n: i32| match usize::try_from(n) {
+            Ok(n) if n > 0 && !data.is_null() => unsafe { std::slice::from_raw_parts(data, n) },
+            _ => &[],
+        };
+        Weights {
+            k_bias: slice(self.k_bias, self.n_k_bias),
+            q_norm: slice(self.q_norm, self.n_q_norm),
+            k_norm: slice(self.k_norm, self.n_k_norm),
+            scale: self.scale,
+        }
+    }
 }
 
-fn resolve(id: i32, side: Side, layer: &Layer) -> Result<i32, String> {
-    let member = match registry::by_id(id) {
+/// The type of a layer's tensor, and what the guard has to say of it.
+fn resolve(id: i32, side: Side, layer: &Layer, weights: &Weights) -> Result<(i32, Option<String>), String> {
+    let (member, guarded) = match registry::by_id(id) {
         Some(spec) => {
             spec.check(side, layer.n_layer)?;
-            spec.member(layer).0
+            let (member, named) = spec.member(layer);
+            (member, spec.guard && !named)
         }
         None => match table::by_id(id) {
-            Some(ours) => Member::Ours(ours),
-            None => return Ok(id),
+            Some(ours) => (Member::Ours(ours), true),
+            None => return Ok((id, None)),
         },
     };
-    member.resolve(side, layer)
+    // What cannot be had at all is an error, not something to raise.
+    let asked = member.resolve(side, layer)?;
+    match guarded.then(|| guard::raise(member, side, layer, weights)).flatten() {
+        Some(raised) => Ok((raised.to.resolve(side, layer)?, Some(raised.reason))),
+        None => Ok((asked, None)),
+    }
 }
 
 /// # Safety
-/// `layer` is null or a description; `err` has room for `err_size` bytes.
+/// `layer` is null or a description with arrays as long as said; `message` has room for `size` bytes.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_resolve(
     id: i32,
     side: c_char,
     layer: *const CLayer,
-    err: *mut c_char,
-    err_size: usize,
+    message: *mut c_char,
+    size: usize,
 ) -> i32 {
     guarded(-1, || {
         let side = if (side as u8).eq_ignore_ascii_case(&b'v') { Side::V } else { Side::K };
         // SAFETY: the caller's promise.
         let resolved = match unsafe { layer.as_ref() } {
-            Some(layer) => resolve(id, side, &layer.layer()),
+            // SAFETY: the caller's promise.
+            Some(layer) => resolve(id, side, &layer.layer(), &unsafe { layer.weights() }),
             None => Err("no layer given".into()),
         };
+        let (id, said) = resolved.map_or_else(|reason| (-1, reason), |(id, raised)| (id, raised.unwrap_or_default()));
         // SAFETY: the caller's promise.
-        resolved.unwrap_or_else(|message| unsafe { refused(-1, &message, err, err_size) })
+        unsafe { answer_with(id, &said, message, size) }
     })
 }
 

@@ -11,6 +11,7 @@ pub mod attention;
 pub mod codec;
 pub mod domain;
 pub mod ffi;
+pub mod guard;
 pub mod isa;
 pub mod lanes;
 pub mod rotation;

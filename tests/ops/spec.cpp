@@ -24,7 +24,11 @@ int32_t parse(const char * text) {
 // ggml's name of the type that a layer gets, or the message.
 std::string layer_type(const char * text, int index, int head_size = 64, bool sliding = false) {
     char err[1024] = "";
-    const ggml_ext_layer layer = { index, N_LAYER, head_size, sliding };
+    ggml_ext_layer layer = {};
+    layer.index     = index;
+    layer.n_layer   = N_LAYER;
+    layer.head_size = head_size;
+    layer.sliding   = sliding;
     const int32_t id = ggml_ext_resolve(parse(text), 'k', &layer, err, sizeof(err));
     return id < 0 ? err : ggml_type_name((ggml_type) id);
 }
@@ -109,6 +113,41 @@ void layers() {
     }
 }
 
+// ggml's name of the type that a layer with this K bias gets, and what the guard says of it.
+std::string guarded_type(const char * text, char side, float bias_rms, std::string & said, int head_size = 64) {
+    std::vector<float> bias(2*head_size, 0.5f);
+    for (int i = 0; i < head_size; i++) {
+        bias[i] = i % 2 ? bias_rms : -bias_rms;
+    }
+    ggml_ext_layer layer = {};
+    layer.index     = 4;
+    layer.n_layer   = N_LAYER;
+    layer.head_size = head_size;
+    layer.k_bias    = bias.data();
+    layer.n_k_bias  = (int32_t) bias.size();
+
+    char message[1024] = "stale";
+    const int32_t id = ggml_ext_resolve(parse(text), side, &layer, message, sizeof(message));
+    said = message;
+    return id < 0 ? "refused" : ggml_type_name((ggml_type) id);
+}
+
+void guard() {
+    if (!begin_case("the guard")) {
+        return;
+    }
+    std::string said;
+    check(guarded_type("srft4", 'k', 80.0f, said) == "srft8_64", "a huge bias raises K");
+    check(has(said, "layer 4") && has(said, "srft8") && has(said, "80.0") && has(said, "bits/value"), "it says why: " + said);
+    check(guarded_type("srft4", 'k', 2.0f, said) == "srft4_64" && said.empty(), "a small bias raises nothing");
+    check(guarded_type("srft4", 'v', 80.0f, said) == "srft4_64" && said.empty(), "V is left alone");
+    check(guarded_type("srft4,guard=off", 'k', 80.0f, said) == "srft4_64" && said.empty(), "guard=off");
+    check(guarded_type("srft8,4=srft4", 'k', 80.0f, said) == "srft4_64" && said.empty(), "a layer named by number is the user's");
+    check(guarded_type("srft4,3=f16", 'k', 80.0f, said, 128) == "srft8_128", "in a spec too");
+    check(guarded_type("q4_0", 'k', 80.0f, said) == "q4_0" && said.empty(), "ggml's types are ggml's");
+    check(guarded_type("srft4", 'k', 80.0f, said, 72) == "refused" && has(said, "72"), "what cannot be is still an error");
+}
+
 void refusals() {
     if (begin_case("bad specs")) {
         std::string message;
@@ -145,5 +184,6 @@ void refusals() {
 void test_spec() {
     accessors();
     layers();
+    guard();
     refusals();
 }

@@ -10,7 +10,6 @@ pub struct Family {
     pub name: &'static str,
     pub k: bool,
     pub v: bool,
-    /// Why a side is not served, where one is not.
     pub summary: &'static str,
     pub types: Vec<Concrete>,
 }

@@ -138,6 +138,14 @@ impl Member {
         }
     }
 
+    /// Bits per value at a head size; those of head size 128 where it does not serve that one.
+    pub fn bits_at(self, head_size: usize) -> f64 {
+        match self {
+            Member::Ours(Entry::Family(f)) => f.at(head_size).map_or(self.bits_per_value(), Concrete::bits_per_value),
+            _ => self.bits_per_value(),
+        }
+    }
+
     /// Is it for this side of the cache?
     pub fn check_side(self, side: Side) -> Result<(), String> {
         let family = match self {
