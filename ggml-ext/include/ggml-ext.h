@@ -19,35 +19,66 @@ extern "C" {
 #define GGML_EXT_TYPE_BASE  128
 #define GGML_EXT_TYPE_LIMIT 384
 
+// Ids of specs ("srft4,0-1=srft8"): given out one after the other as ggml_ext_type_parse meets new texts, the same
+// text always the same id, good for this process alone. They go wherever a cache type goes and become a concrete type
+// per layer; no tensor and no state file has one.
+#define GGML_EXT_SPEC_BASE  0x10000
+#define GGML_EXT_SPEC_LIMIT 0x20000
+
 struct ggml_ext_type {
     int32_t      id;
-    const char * name;        // "srft4" for a family, "srft4_128" for a concrete type
-    const char * family;      // "srft4"
-    int32_t      head_size;   // values in a row of one head = ggml's block size; 0 for a family
-    size_t       row_bytes;   // bytes of such a row = ggml's type size; 0 for a family
-    double       bits;        // bits per value; for a family, those of head size 128
+    const char * name;        // "srft4" for a family, "srft4_128" for a concrete type, a spec's text
+    const char * family;      // "srft4"; of a spec, its first type
+    int32_t      head_size;   // values in a row of one head = ggml's block size; 0 for a family or a spec
+    size_t       row_bytes;   // bytes of such a row = ggml's type size; 0 for a family or a spec
+    double       bits;        // bits per value; for a family, those of head size 128; of a spec, its first type's
     bool         serves_k;
     bool         serves_v;
     int32_t      group_cells; // cells that are coded together, 1 where each row stands alone
+    bool         quantized;   // false for a spec of f32, f16 and bf16 alone
 };
 
-// NULL where the id is neither a family nor a concrete type of ours.
+// NULL where the id is neither a family nor a concrete type nor a spec of ours.
 const struct ggml_ext_type * ggml_ext_type_get(int32_t id);
 
-// The id of a family ("srft4") or a concrete type ("srft4_128"), -1 for an unknown name.
+// The id of a cache type as a user writes it: a family ("srft4"), a concrete type ("srft4_128"), one of ggml's own
+// ("q8_0"), or a spec of them by layer ("srft4,0-1=srft8,-1=f16", "srft4,swa=srft3", "srft4,guard=off"). -1, with a
+// message that points at the place and lists what exists, for anything else.
+int32_t ggml_ext_type_parse(const char * text, char * err, size_t err_size);
+
+// The same without a message.
 int32_t ggml_ext_type_from_name(const char * name);
 
 // "srft8, srft4, …": the families, for help texts and error messages.
 const char * ggml_ext_family_names(void);
 
-// May a context be made with these cache types? `is_ggml_*`: the id is one of ggml's own types. Refuses ids that
-// are nobody's, families on a side they do not serve, and a compressed V without flash attention.
-bool ggml_ext_check_cache(int32_t type_k, bool is_ggml_k, int32_t type_v, bool is_ggml_v, bool flash_attn_off,
-                          char * err, size_t err_size);
+// May a context be made with these cache types, for a model of so many layers? `is_ggml_*`: the id is one of ggml's
+// own types. Refuses ids that are nobody's, types on a side they do not serve, specs of layers that the model does not
+// have, and a compressed V without flash attention.
+bool ggml_ext_check_cache(int32_t type_k, bool is_ggml_k, int32_t type_v, bool is_ggml_v, int32_t n_layer,
+                          bool flash_attn_off, char * err, size_t err_size);
 
-// The concrete type for one layer of a cache: ids that are not a family's come back as they are. -1 where the family
-// does not serve that head size; the message names the layer, the size and what would do. `side` is 'k' or 'v'.
-int32_t ggml_ext_resolve(int32_t type, char side, int32_t layer, int32_t head_size, char * err, size_t err_size);
+// One layer of a model, as its cache is made.
+struct ggml_ext_layer {
+    int32_t index;      // from 0
+    int32_t n_layer;    // of the model
+    int32_t head_size;  // of the side that is asked for
+    bool    sliding;    // attends to a window alone
+
+    // What the guard looks at; zeros and NULL where a model has none of it or its weights are not loaded.
+    float         scale;   // scores are multiplied by it; 0: 1/sqrt(head_size)
+    const float * k_bias;  // added to the keys of all heads
+    int32_t       n_k_bias;
+    const float * q_norm;  // gains of the norms of queries and keys
+    int32_t       n_q_norm;
+    const float * k_norm;
+    int32_t       n_k_norm;
+};
+
+// The type of one layer's tensor: ids that are neither a family's nor a spec's come back as they are. -1 where a type
+// does not serve that head size; the message names the layer, the size and what would do. Where the guard keeps the
+// layer at a higher type, the message says why and what it costs; otherwise it is empty. `side` is 'k' or 'v'.
+int32_t ggml_ext_resolve(int32_t type, char side, const struct ggml_ext_layer * layer, char * message, size_t size);
 
 // Rows of concrete types: n is a multiple of the head size. False (nothing written) for other ids or sizes. Where
 // cells are coded together, the rows are those of one head in consecutive cells from the beginning of a group.

@@ -2,11 +2,17 @@
 
 #include "ggml-ext-seam.h"
 
+#include "ggml-impl.h"
+
 #include <array>
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -40,6 +46,19 @@ template <int... I> std::array<ggml_type_traits, N_TYPES> traits_of_all(std::int
     return { { traits_of<GGML_EXT_TYPE_BASE + I>()... } };
 }
 
+// Made when a spec's id is first asked for, and kept: what is given out stays where it is.
+const ggml_type_traits * spec_traits(ggml_type id) {
+    static std::mutex mutex;
+    static std::unordered_map<int32_t, ggml_type_traits> all;
+
+    const ggml_ext_type * type = ggml_ext_type_get(id);
+    if (!type) {
+        return nullptr;
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    return &all.insert({ id, { type->name, 1, 0, 0, type->quantized, nullptr, nullptr } }).first->second;
+}
+
 // Would the device write rows of this type? Its answer for SET_ROWS is the one that backends give by naming types.
 bool device_writes(ggml_backend_dev_t dev, ggml_type type, int32_t head_size) {
     const ggml_init_params params = { 4*ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true };
@@ -58,6 +77,10 @@ const ggml_type_traits * ggml_ext_type_traits(ggml_type type) {
     static const std::array<ggml_type_traits, N_TYPES> all = traits_of_all(std::make_integer_sequence<int, N_TYPES>());
     static const ggml_type_traits unknown = { "unknown", 1, 0, 0, false, nullptr, nullptr };
 
+    if ((uint32_t) type >= GGML_EXT_SPEC_BASE && (uint32_t) type < GGML_EXT_SPEC_LIMIT) {
+        const ggml_type_traits * traits = spec_traits(type);
+        return traits ? traits : &unknown;
+    }
     return ggml_ext_is_ours(type) ? &all[(uint32_t) type - GGML_EXT_TYPE_BASE] : &unknown;
 }
 
@@ -104,28 +127,73 @@ bool ggml_ext_device_serves(ggml_backend_dev_t dev) {
     return strcmp(name, "CPU") == 0 || strncmp(name, "RPC", 3) == 0;
 }
 
-ggml_type ggml_ext_cache_type_for(ggml_type type, char side, int32_t layer, int32_t head_size, ggml_backend_dev_t dev,
+ggml_type ggml_ext_cache_type_for(ggml_type type, char side, const ggml_ext_layer * layer, ggml_backend_dev_t dev,
                                   char * err, size_t err_size) {
-    const int32_t id = ggml_ext_resolve(type, side, layer, head_size, err, err_size);
+    const int32_t id = ggml_ext_resolve(type, side, layer, err, err_size);
     if (id < 0) {
         return GGML_TYPE_COUNT;
     }
+    if (err[0] != 0) {
+        GGML_LOG_WARN("guard: %s\n", err);
+    }
 
     const ggml_type res = (ggml_type) id;
-    if (!ggml_ext_is_ours(res)) {
-        return res;
-    }
-    if (ggml_blck_size(res) != head_size) {
-        snprintf(err, err_size, "layer %d: cache type %s does not fit its %c head size of %d: ask for the family %s",
-                 layer, ggml_type_name(res), side, head_size, ggml_ext_type_get(id)->family);
-        return GGML_TYPE_COUNT;
-    }
-    if (dev && !device_writes(dev, res, head_size)) {
+    if (ggml_ext_is_ours(res) && dev && !device_writes(dev, res, layer->head_size)) {
         snprintf(err, err_size, "layer %d: device %s does not serve cache type %s: keep the cache on the CPU "
-                 "(-nkvo, --no-kv-offload) or choose another type", layer, ggml_backend_dev_name(dev), ggml_type_name(type));
+                 "(-nkvo, --no-kv-offload) or choose another type", layer->index, ggml_backend_dev_name(dev),
+                 ggml_ext_type_get(id)->family);
         return GGML_TYPE_COUNT;
     }
     return res;
+}
+
+size_t ggml_ext_read_floats(const ggml_tensor * t, int64_t first, int64_t n, float * dst) {
+    // a dry run has tensors without data
+    if (!t || !t->buffer || !t->data || (t->type != GGML_TYPE_F32 && t->type != GGML_TYPE_F16 && t->type != GGML_TYPE_BF16) ||
+        !ggml_is_contiguous(t) || first < 0 || first + n > ggml_nelements(t)) {
+        return 0;
+    }
+    std::vector<uint8_t> bytes(n*ggml_type_size(t->type));
+    ggml_backend_tensor_get(t, bytes.data(), first*ggml_type_size(t->type), bytes.size());
+    if (t->type == GGML_TYPE_F32) {
+        memcpy(dst, bytes.data(), bytes.size());
+    } else {
+        ggml_get_type_traits(t->type)->to_float(bytes.data(), dst, n);
+    }
+    return (size_t) n;
+}
+
+void ggml_ext_cache_mix_of(const ggml_tensor * const * layers, int n, char * text, size_t size) {
+    std::vector<std::pair<std::string, int>> counts;  // in the order of layers
+    double bytes  = 0.0;
+    double values = 0.0;
+    bool   plain  = true;
+    for (int i = 0; i < n; i++) {
+        const ggml_type type = layers[i]->type;
+        const std::string name = ggml_ext_is_ours(type) ? ggml_ext_type_get(type)->family : ggml_type_name(type);
+        plain   = plain && !ggml_ext_is_ours(type) && type == layers[0]->type;
+        bytes  += (double) ggml_nbytes(layers[i]);
+        values += (double) ggml_nelements(layers[i]);
+
+        size_t at = 0;
+        while (at < counts.size() && counts[at].first != name) {
+            at++;
+        }
+        if (at == counts.size()) {
+            counts.push_back({ name, 0 });
+        }
+        counts[at].second++;
+    }
+
+    std::string mix;
+    for (const auto & [name, count] : counts) {
+        mix += (mix.empty() ? "" : " + ") + name + (counts.size() == 1 ? "" : " x" + std::to_string(count));
+    }
+    if (plain || values == 0.0) {
+        snprintf(text, size, "%s", mix.c_str());
+    } else {
+        snprintf(text, size, "%s, %.2f bits/value", mix.c_str(), 8.0*bytes/values);
+    }
 }
 
 // The library is an archive: what ggml-base does not mention would not become part of it, and the CPU backends,
@@ -133,6 +201,7 @@ ggml_type ggml_ext_cache_type_for(ggml_type type, char side, int32_t layer, int3
 extern "C" const void * const ggml_ext_entry_points[];
 extern "C" const void * const ggml_ext_entry_points[] = {
     (const void *) ggml_ext_type_get,
+    (const void *) ggml_ext_type_parse,
     (const void *) ggml_ext_type_from_name,
     (const void *) ggml_ext_family_names,
     (const void *) ggml_ext_check_cache,

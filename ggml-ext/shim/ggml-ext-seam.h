@@ -13,13 +13,14 @@
 #ifdef __cplusplus
 #    include <stdexcept>
 #    include <string>
+#    include <vector>
 extern "C" {
 #endif
 
 // base
 
-// The traits of any id outside ggml's own table, never NULL: a concrete type, a family (block size 1, type size 0),
-// or a placeholder named "unknown".
+// The traits of any id outside ggml's own table, never NULL: a concrete type, a family or a spec (block size 1, type
+// size 0), or a placeholder named "unknown".
 const struct ggml_type_traits * ggml_ext_type_traits(enum ggml_type type);
 
 // A type that a tensor may have.
@@ -34,10 +35,16 @@ bool ggml_ext_concerns(const struct ggml_tensor * op);
 // Has this device code for our types? Backends that know nothing of them may claim their ops by what they exclude.
 bool ggml_ext_device_serves(ggml_backend_dev_t dev);
 
-// The concrete type of one layer of a cache, resolved from what the user asked for, and asked of the device that
-// holds the layer (NULL: the CPU). GGML_TYPE_COUNT, with a message, where it cannot be.
-enum ggml_type ggml_ext_cache_type_for(enum ggml_type type, char side, int32_t layer, int32_t head_size,
+// The type of one layer of a cache, resolved from what the user asked for, and asked of the device that holds the
+// layer (NULL: the CPU). GGML_TYPE_COUNT, with a message, where it cannot be.
+enum ggml_type ggml_ext_cache_type_for(enum ggml_type type, char side, const struct ggml_ext_layer * layer,
                                        ggml_backend_dev_t dev, char * err, size_t err_size);
+
+// Values of a small tensor of the model, wherever it lies: how many were read, 0 where it has none to read.
+size_t ggml_ext_read_floats(const struct ggml_tensor * t, int64_t first, int64_t n, float * dst);
+
+// What the log says of one side of a cache: "srft4 x28 + f16 x2, 5.27 bits/value", or ggml's name of the type alone.
+void ggml_ext_cache_mix_of(const struct ggml_tensor * const * layers, int n, char * text, size_t size);
 
 // CPU
 
@@ -48,7 +55,7 @@ ggml_backend_buffer_type_t ggml_ext_cpu_buffer_type(void);
 
 bool ggml_ext_cpu_supports_op(const struct ggml_tensor * op);
 
-// Families and concrete types alike, without asking the table.
+// Families and concrete types alike, without asking the table; not specs, which no tensor has.
 static inline bool ggml_ext_is_ours(enum ggml_type type) {
     return (uint32_t) type >= GGML_EXT_TYPE_BASE && (uint32_t) type < GGML_EXT_TYPE_LIMIT;
 }
@@ -56,21 +63,103 @@ static inline bool ggml_ext_is_ours(enum ggml_type type) {
 #ifdef __cplusplus
 }
 
+// What the guard looks at in one layer of a model.
+struct ggml_ext_layer_weights {
+    std::vector<float> k_bias, q_norm, k_norm;
+
+    template <typename Layer, typename Hparams> ggml_ext_layer_weights(const Layer & layer, const Hparams & hparams, uint32_t il) {
+        if (hparams.no_alloc || hparams.is_mla()) {
+            return; // nothing is loaded; MLA keeps latents, and its fields of these names are other things
+        }
+        const int64_t n_k = hparams.n_embd_k_gqa(il);
+        if (layer.wqkv_b) {
+            read(k_bias, layer.wqkv_b, (int64_t) hparams.n_embd_head_k(il)*hparams.n_head(il), n_k);
+        } else if (layer.wk_b && ggml_nelements(layer.wk_b) == n_k) {
+            read(k_bias, layer.wk_b, 0, n_k);
+        }
+        if (layer.attn_q_norm && layer.attn_k_norm) {
+            read(q_norm, layer.attn_q_norm, 0, ggml_nelements(layer.attn_q_norm));
+            read(k_norm, layer.attn_k_norm, 0, ggml_nelements(layer.attn_k_norm));
+        }
+    }
+
+  private:
+    static void read(std::vector<float> & dst, const ggml_tensor * t, int64_t first, int64_t n) {
+        dst.resize(n);
+        dst.resize(ggml_ext_read_floats(t, first, n, dst.data()));
+    }
+};
+
 // ggml_ext_cache_type_for as llama_kv_cache wants it: its constructor throws.
-inline ggml_type ggml_ext_cache_type(ggml_type type, char side, uint32_t layer, uint32_t head_size, ggml_backend_dev_t dev) {
-    char err[512];
-    const ggml_type res = ggml_ext_cache_type_for(type, side, (int32_t) layer, (int32_t) head_size, dev, err, sizeof(err));
+template <typename Model, typename Hparams>
+ggml_type ggml_ext_cache_type(ggml_type type, char side, const Model & model, const Hparams & hparams, uint32_t il, ggml_backend_dev_t dev) {
+    if ((uint32_t) type < GGML_TYPE_COUNT) {
+        return type;
+    }
+    const ggml_ext_layer_weights weights(model.layers[il], hparams, il);
+
+    ggml_ext_layer layer = {};
+    layer.scale     = hparams.f_attention_scale;
+    layer.k_bias    = weights.k_bias.data();
+    layer.n_k_bias  = (int32_t) weights.k_bias.size();
+    layer.q_norm    = weights.q_norm.data();
+    layer.n_q_norm  = (int32_t) weights.q_norm.size();
+    layer.k_norm    = weights.k_norm.data();
+    layer.n_k_norm  = (int32_t) weights.k_norm.size();
+    layer.index     = (int32_t) il;
+    layer.n_layer   = (int32_t) hparams.n_layer();
+    layer.head_size = (int32_t) (side == 'k' ? hparams.n_embd_head_k(il) : hparams.n_embd_head_v(il));
+    layer.sliding   = hparams.is_swa(il);
+
+    char err[1024];
+    const ggml_type res = ggml_ext_cache_type_for(type, side, &layer, dev, err, sizeof(err));
     if (res == GGML_TYPE_COUNT) {
         throw std::runtime_error(err);
     }
     return res;
 }
 
+// The tensors of one side of a cache, without the layers that have none.
+template <typename Layers> std::vector<const ggml_tensor *> ggml_ext_cache_tensors(char side, const Layers & layers) {
+    std::vector<const ggml_tensor *> res;
+    for (const auto & layer : layers) {
+        if (const ggml_tensor * t = side == 'k' ? layer.k : layer.v) {
+            res.push_back(t);
+        }
+    }
+    return res;
+}
+
+template <typename Layers> std::string ggml_ext_cache_mix(ggml_type type, char side, const Layers & layers) {
+    const auto tensors = ggml_ext_cache_tensors(side, layers);
+    char text[1024];
+    ggml_ext_cache_mix_of(tensors.data(), (int) tensors.size(), text, sizeof(text));
+    return tensors.empty() ? ggml_type_name(type) : text;
+}
+
+// Upstream rotates all layers of a cache or none: it does where a layer has one of its quantized types. The others are
+// then rotated too, which changes neither scores nor sums. Our types need it for none: they rotate inside.
+template <typename Layers> bool ggml_ext_cache_wants_rotation(char side, const Layers & layers) {
+    for (const ggml_tensor * t : ggml_ext_cache_tensors(side, layers)) {
+        if (ggml_is_quantized(t->type) && !ggml_ext_is_ours(t->type)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Is a K row of this type, in a cache of these layers, one piece? Ours are, and so is a float row that upstream rotates
+// for the sake of other layers.
+template <typename Layers> bool ggml_ext_cache_whole_rows(ggml_type type, const Layers & layers) {
+    return ggml_ext_is_ours(type) || (!ggml_is_quantized(type) && ggml_ext_cache_wants_rotation('k', layers));
+}
+
 // ggml_ext_check_cache as llama_init_from_model wants it: empty, or why not.
-inline std::string ggml_ext_check_context(ggml_type type_k, ggml_type type_v, bool flash_attn_off) {
-    char err[512];
+inline std::string ggml_ext_check_context(ggml_type type_k, ggml_type type_v, uint32_t n_layer, bool flash_attn_off) {
+    char err[1024];
     const bool ok = ggml_ext_check_cache((int32_t) type_k, (uint32_t) type_k < GGML_TYPE_COUNT,
-                                         (int32_t) type_v, (uint32_t) type_v < GGML_TYPE_COUNT, flash_attn_off, err, sizeof(err));
+                                         (int32_t) type_v, (uint32_t) type_v < GGML_TYPE_COUNT,
+                                         (int32_t) n_layer, flash_attn_off, err, sizeof(err));
     return ok ? "" : err;
 }
 #endif

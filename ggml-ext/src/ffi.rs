@@ -2,14 +2,17 @@
 
 use crate::attention::{self, Attention, AttentionOp};
 use crate::groups;
+use crate::guard::{self, Weights};
 use crate::isa::{self, Kernels};
 use crate::lanes::Lanes;
 use crate::rows;
+use crate::spec::{self, registry, Layer, Member, Side, Spec};
 use crate::table::{self, Concrete, Entry, Family, Storage};
 use crate::tensor::Tensor;
+use std::collections::HashMap;
 use std::ffi::{c_char, c_int, CStr, CString};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// `struct ggml_ext_type`.
 #[repr(C)]
@@ -23,6 +26,7 @@ pub struct CType {
     serves_k: bool,
     serves_v: bool,
     group_cells: i32,
+    quantized: bool,
 }
 
 // SAFETY: the strings are leaked and never written.
@@ -45,6 +49,7 @@ fn family_row(f: &'static Family) -> CType {
         serves_k: f.serves_k,
         serves_v: f.serves_v,
         group_cells: f.at(128).map_or(1, |c| c.group_cells() as i32),
+        quantized: true,
     }
 }
 
@@ -59,7 +64,32 @@ fn concrete_row(c: Concrete) -> CType {
         serves_k: c.family.serves_k,
         serves_v: c.family.serves_v,
         group_cells: c.group_cells() as i32,
+        quantized: true,
     }
+}
+
+fn spec_row(id: i32, spec: &'static Spec) -> CType {
+    let serves = |side| spec.members().all(|m| m.check_side(side).is_ok());
+    CType {
+        id,
+        name: leak(spec.text()),
+        family: leak(&spec.default().name()),
+        head_size: 0,
+        row_bytes: 0,
+        bits: spec.default().bits_per_value(),
+        serves_k: serves(Side::K),
+        serves_v: serves(Side::V),
+        group_cells: 1,
+        quantized: spec.members().any(Member::is_quantized),
+    }
+}
+
+/// One row a spec, made when it is first asked for and kept as long as the spec.
+fn spec_row_of(id: i32) -> Option<&'static CType> {
+    static ROWS: Mutex<Option<HashMap<i32, &'static CType>>> = Mutex::new(None);
+    let spec = registry::by_id(id)?;
+    let mut rows = ROWS.lock().unwrap_or_else(PoisonError::into_inner);
+    Some(rows.get_or_insert_default().entry(id).or_insert_with(|| Box::leak(Box::new(spec_row(id, spec)))))
 }
 
 fn type_rows() -> &'static [CType] {
@@ -108,6 +138,9 @@ unsafe fn write_message(message: &str, err: *mut c_char, size: usize) {
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_type_get(id: i32) -> *const CType {
     guarded(std::ptr::null(), || {
+        if id >= registry::SPEC_BASE {
+            return spec_row_of(id).map_or(std::ptr::null(), std::ptr::from_ref);
+        }
         let rows = type_rows();
         rows.binary_search_by_key(&id, |r| r.id).map_or(std::ptr::null(), |i| &rows[i])
     })
@@ -117,18 +150,25 @@ pub unsafe extern "C" fn ggml_ext_type_get(id: i32) -> *const CType {
 /// `name` is null or a C string.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_type_from_name(name: *const c_char) -> i32 {
-    guarded(-1, || {
-        if name.is_null() {
-            return -1;
+    // SAFETY: the caller's promise; a message is not asked for.
+    unsafe { ggml_ext_type_parse(name, std::ptr::null_mut(), 0) }
+}
+
+/// # Safety
+/// `text` is null or a C string; `err` has room for `err_size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_type_parse(text: *const c_char, err: *mut c_char, err_size: usize) -> i32 {
+    let parse = || -> Result<i32, String> {
+        if text.is_null() {
+            return Err("no cache type given".into());
         }
         // SAFETY: the caller's promise.
-        let name = unsafe { CStr::from_ptr(name) };
-        match name.to_str().ok().and_then(table::by_name) {
-            Some(Entry::Family(f)) => f.id(),
-            Some(Entry::Concrete(c)) => c.id(),
-            None => -1,
-        }
-    })
+        let text = unsafe { CStr::from_ptr(text) };
+        // Bytes that are no text become marks that no name has, so the error shows where they are.
+        registry::id_of(&text.to_string_lossy())
+    };
+    // SAFETY: the caller's promise.
+    guarded(-1, || parse().unwrap_or_else(|message| unsafe { answer_with(-1, &message, err, err_size) }))
 }
 
 /// # Safety
@@ -139,28 +179,49 @@ pub unsafe extern "C" fn ggml_ext_family_names() -> *const c_char {
     guarded(c"".as_ptr(), || NAMES.get_or_init(|| CString::new(table::family_names()).unwrap_or_default()).as_ptr())
 }
 
-fn check_side(id: i32, is_ggml: bool, side: char) -> Result<bool, String> {
-    let ids = || format!("there are f16, bf16, q8_0, q4_0 and others of ggml's, and {}", table::family_names());
-    match table::by_id(id) {
-        None if is_ggml => Ok(false),
-        None => Err(format!("{side} cache type {id} does not exist: {}", ids())),
-        Some(Entry::Concrete(c)) => serves(c.family, side).map(|()| true),
-        Some(Entry::Family(f)) => serves(f, side).map(|()| true),
-    }
+/// A message, and what is answered beside it.
+///
+/// # Safety
+/// `err` has room for `err_size` bytes.
+unsafe fn answer_with<T>(answer: T, message: &str, err: *mut c_char, err_size: usize) -> T {
+    // SAFETY: the caller's promise.
+    unsafe { write_message(message, err, err_size) };
+    answer
 }
 
-fn serves(f: &Family, side: char) -> Result<(), String> {
-    let ok = if side == 'K' { f.serves_k } else { f.serves_v };
-    let others: Vec<_> = table::families()
-        .iter()
-        .filter(|f| if side == 'K' { f.serves_k } else { f.serves_v })
-        .map(|f| f.name)
-        .collect();
-    if ok {
-        Ok(())
-    } else {
-        let why = if f.refusal.is_empty() { String::new() } else { format!(" ({})", f.refusal) };
-        Err(format!("{} is not for {side}{why}: use {}", f.name, others.join(", ")))
+/// What a cache type stands for.
+enum Asked {
+    Spec(&'static Spec),
+    Member(Member),
+    /// A type of ggml's that its tools do not offer for a cache: llama.cpp decides.
+    Ggml,
+}
+
+impl Asked {
+    fn new(id: i32, is_ggml: bool, side: Side) -> Result<Asked, String> {
+        match (registry::by_id(id), Member::by_id(id)) {
+            (Some(spec), _) => Ok(Asked::Spec(spec)),
+            (None, Some(member)) => Ok(Asked::Member(member)),
+            (None, None) if is_ggml => Ok(Asked::Ggml),
+            (None, None) => Err(format!("{side} cache type {id} does not exist: there are {}", spec::names())),
+        }
+    }
+
+    fn check(&self, side: Side, n_layer: usize) -> Result<(), String> {
+        match self {
+            Asked::Spec(spec) => spec.check(side, n_layer),
+            Asked::Member(member) => member.check_side(side),
+            Asked::Ggml => Ok(()),
+        }
+    }
+
+    /// The first of its types that is coded, if it is more than one of ggml's alone.
+    fn compressed(&self) -> Option<String> {
+        match self {
+            Asked::Spec(spec) => spec.members().find(|m| m.is_quantized()).map(Member::name),
+            Asked::Member(member @ Member::Ours(_)) => Some(member.name()),
+            Asked::Member(_) | Asked::Ggml => None,
+        }
     }
 }
 
@@ -172,77 +233,116 @@ pub unsafe extern "C" fn ggml_ext_check_cache(
     is_ggml_k: bool,
     type_v: i32,
     is_ggml_v: bool,
+    n_layer: i32,
     flash_attn_off: bool,
     err: *mut c_char,
     err_size: usize,
 ) -> bool {
     let check = || -> Result<(), String> {
-        check_side(type_k, is_ggml_k, 'K')?;
-        let ours = check_side(type_v, is_ggml_v, 'V')?;
-        if ours && flash_attn_off {
-            let name = match table::by_id(type_v) {
-                Some(Entry::Family(f)) => f.name.to_string(),
-                Some(Entry::Concrete(c)) => c.name(),
-                None => String::new(),
-            };
-            return Err(format!(
+        let n_layer = usize::try_from(n_layer).unwrap_or(0);
+        Asked::new(type_k, is_ggml_k, Side::K)?.check(Side::K, n_layer)?;
+        let v = Asked::new(type_v, is_ggml_v, Side::V)?;
+        v.check(Side::V, n_layer)?;
+        match v.compressed() {
+            Some(name) if flash_attn_off => Err(format!(
                 "V cache type {name} needs flash attention: turn it on (-fa on), or use f16, bf16 or f32 for V"
-            ));
+            )),
+            _ => Ok(()),
         }
-        Ok(())
     };
     guarded(false, || match check() {
         Ok(()) => true,
-        Err(message) => {
-            // SAFETY: the caller's promise.
-            unsafe { write_message(&message, err, err_size) };
-            false
-        }
+        // SAFETY: the caller's promise.
+        Err(message) => unsafe { answer_with(false, &message, err, err_size) },
     })
 }
 
-fn resolve(id: i32, side: char, layer: i32, head_size: i32) -> Result<i32, String> {
-    let side = side.to_ascii_uppercase();
-    let sizes = |f: &Family| f.head_sizes().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let head = usize::try_from(head_size).unwrap_or(0);
-    let ggml = if head % 32 == 0 { "f16, bf16, q8_0 or q4_0" } else { "f16 or bf16" };
-    match table::by_id(id) {
-        None => Ok(id),
-        Some(Entry::Family(f)) => f.at(head).map(Concrete::id).ok_or_else(|| {
-            format!(
-                "layer {layer}: {side} cache type {} does not serve head size {head_size} (it serves {}); use {ggml} for {side} with this model",
-                f.name,
-                sizes(f)
-            )
-        }),
-        Some(Entry::Concrete(c)) if c.head_size == head => Ok(id),
-        Some(Entry::Concrete(c)) => Err(format!(
-            "layer {layer}: {side} cache type {} is for heads of {}, this layer has {head_size}; use {} and each layer gets its size",
-            c.name(),
-            c.head_size,
-            c.family.name
-        )),
+/// `struct ggml_ext_layer`.
+#[repr(C)]
+pub struct CLayer {
+    index: i32,
+    n_layer: i32,
+    head_size: i32,
+    sliding: bool,
+    scale: f32,
+    k_bias: *const f32,
+    n_k_bias: i32,
+    q_norm: *const f32,
+    n_q_norm: i32,
+    k_norm: *const f32,
+    n_k_norm: i32,
+}
+
+impl CLayer {
+    fn layer(&self) -> Layer {
+        let count = |n: i32| usize::try_from(n).unwrap_or(0);
+        Layer {
+            index: count(self.index),
+            n_layer: count(self.n_layer),
+            head_size: count(self.head_size),
+            sliding: self.sliding,
+        }
+    }
+
+    /// # Safety
+    /// The arrays are as long as said.
+    unsafe fn weights(&self) -> Weights<'_> {
+        // SAFETY: the caller's promise.
+        let slice = |data: *const f32, n: i32| match usize::try_from(n) {
+            Ok(n) if n > 0 && !data.is_null() => unsafe { std::slice::from_raw_parts(data, n) },
+            _ => &[],
+        };
+        Weights {
+            k_bias: slice(self.k_bias, self.n_k_bias),
+            q_norm: slice(self.q_norm, self.n_q_norm),
+            k_norm: slice(self.k_norm, self.n_k_norm),
+            scale: self.scale,
+        }
+    }
+}
+
+/// The type of a layer's tensor, and what the guard has to say of it.
+fn resolve(id: i32, side: Side, layer: &Layer, weights: &Weights) -> Result<(i32, Option<String>), String> {
+    let (member, guarded) = match registry::by_id(id) {
+        Some(spec) => {
+            spec.check(side, layer.n_layer)?;
+            let (member, named) = spec.member(layer);
+            (member, spec.guard && !named)
+        }
+        None => match table::by_id(id) {
+            Some(ours) => (Member::Ours(ours), true),
+            None => return Ok((id, None)),
+        },
+    };
+    // What cannot be had at all is an error, not something to raise.
+    let asked = member.resolve(side, layer)?;
+    match guarded.then(|| guard::raise(member, side, layer, weights)).flatten() {
+        Some(raised) => Ok((raised.to.resolve(side, layer)?, Some(raised.reason))),
+        None => Ok((asked, None)),
     }
 }
 
 /// # Safety
-/// `err` has room for `err_size` bytes.
+/// `layer` is null or a description with arrays as long as said; `message` has room for `size` bytes.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_resolve(
     id: i32,
     side: c_char,
-    layer: i32,
-    head_size: i32,
-    err: *mut c_char,
-    err_size: usize,
+    layer: *const CLayer,
+    message: *mut c_char,
+    size: usize,
 ) -> i32 {
-    guarded(-1, || match resolve(id, side as u8 as char, layer, head_size) {
-        Ok(id) => id,
-        Err(message) => {
+    guarded(-1, || {
+        let side = if (side as u8).eq_ignore_ascii_case(&b'v') { Side::V } else { Side::K };
+        // SAFETY: the caller's promise.
+        let resolved = match unsafe { layer.as_ref() } {
             // SAFETY: the caller's promise.
-            unsafe { write_message(&message, err, err_size) };
-            -1
-        }
+            Some(layer) => resolve(id, side, &layer.layer(), &unsafe { layer.weights() }),
+            None => Err("no layer given".into()),
+        };
+        let (id, said) = resolved.map_or_else(|reason| (-1, reason), |(id, raised)| (id, raised.unwrap_or_default()));
+        // SAFETY: the caller's promise.
+        unsafe { answer_with(id, &said, message, size) }
     })
 }
 

@@ -82,9 +82,12 @@ const float * normals(size_t n, uint64_t & state) {
 
 ggml_type type_of(const std::string & name, int head_size) {
     const int32_t family = ggml_ext_type_from_name(name.c_str());
-    if (family >= 0) {
+    if (family >= GGML_EXT_TYPE_BASE) {
         char err[256] = "";
-        const int32_t id = ggml_ext_resolve(family, 'k', 0, head_size, err, sizeof(err));
+        ggml_ext_layer layer = {};
+        layer.n_layer   = 1;
+        layer.head_size = head_size;
+        const int32_t id = ggml_ext_resolve(family, 'k', &layer, err, sizeof(err));
         if (id < 0) {
             throw std::runtime_error(err);
         }

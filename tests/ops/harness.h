@@ -84,6 +84,7 @@ std::vector<uint8_t> get_bytes(const ggml_tensor * t);
 // subjects
 
 void test_accessors();
+void test_spec();
 void test_rows();
 void test_groups();
 void test_attention();

@@ -30,6 +30,7 @@ int main(int argc, char ** argv) {
 
     // first, while nothing has asked for a type yet
     test_accessors();
+    test_spec();
     test_rows();
     test_groups();
     test_mul_mat();

@@ -1,20 +1,15 @@
 //! The type table as people and scripts see it. All that is known of ggml-ext's own table is known here.
 
-use anyhow::{bail, Result};
-use ggml_ext::table;
+use anyhow::{anyhow, Result};
+use ggml_ext::{spec, table};
 use serde_json::{json, Value};
 
 use crate::table::Table;
-
-/// Upstream's cache types, as its tools name them.
-pub const UPSTREAM: [&str; 9] = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"];
 
 pub struct Family {
     pub name: &'static str,
     pub k: bool,
     pub v: bool,
-    /// Why a side is not served, where one is not.
-    pub refusal: &'static str,
     pub summary: &'static str,
     pub types: Vec<Concrete>,
 }
@@ -41,7 +36,6 @@ pub fn families() -> Vec<Family> {
             name: f.name,
             k: f.serves_k,
             v: f.serves_v,
-            refusal: f.refusal,
             summary: f.summary,
             types: f.head_sizes().iter().filter_map(|&size| f.at(size)).map(concrete).collect(),
         })
@@ -86,32 +80,29 @@ pub fn as_text() -> String {
     )
 }
 
-/// Which side of the cache a type is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    K,
-    V,
+pub use spec::Side;
+
+/// Is it one of llama.cpp's own?
+pub fn is_upstream(name: &str) -> bool {
+    spec::PLAIN.iter().any(|p| p.name == name)
 }
 
-/// An unknown name, or a family on a side it does not serve, is an error that lists what exists.
-pub fn check(name: &str, side: Side) -> Result<()> {
-    let all = families();
-    let serves = |f: &Family| if side == Side::K { f.k } else { f.v };
-    let letter = if side == Side::K { "K" } else { "V" };
-    if UPSTREAM.contains(&name) {
-        return Ok(());
+/// The pieces of a list of cache types or pairs of them: what has a '=' belongs to the spec before it.
+pub fn split(list: &str) -> Vec<String> {
+    let mut types: Vec<String> = Vec::new();
+    for part in list.split(',') {
+        match types.last_mut() {
+            Some(before) if part.contains('=') => *before += &format!(",{part}"),
+            _ => types.push(part.into()),
+        }
     }
-    let Some(family) = all.iter().find(|f| f.name == name) else {
-        let ours: Vec<_> = all.iter().map(|f| f.name).collect();
-        bail!("no cache type '{name}': there are {}, and of llama.cpp itself {}", ours.join(", "), UPSTREAM.join(", "));
-    };
-    if !serves(family) {
-        let others: Vec<_> = all.iter().filter(|f| serves(f)).map(|f| f.name).collect();
-        bail!(
-            "{name} is not for {letter} ({}): for that there are {} and llama.cpp's own",
-            family.refusal,
-            others.join(", ")
-        );
+    types
+}
+
+/// What is no cache type, and a type on a side it does not serve, is an error that says where and lists what exists.
+pub fn check(text: &str, side: Side) -> Result<()> {
+    for member in spec::parse(text)?.members() {
+        member.check_side(side).map_err(|e| anyhow!(e))?;
     }
     Ok(())
 }
@@ -140,6 +131,16 @@ mod tests {
     }
 
     #[test]
+    fn a_list_of_types_may_hold_specs() {
+        assert_eq!(split("srft4,q8_0/srft4"), ["srft4", "q8_0/srft4"]);
+        assert_eq!(
+            split("srft4,0=srft8,-1=f16/srft3,q8_0/srft4,swa=srft3,f16"),
+            ["srft4,0=srft8,-1=f16/srft3", "q8_0/srft4,swa=srft3", "f16"]
+        );
+        assert_eq!(split("0=f16"), ["0=f16"]);
+    }
+
+    #[test]
     fn unknown_types_list_what_exists() {
         let e = check("nosuch", Side::K).unwrap_err().to_string();
         assert!(e.contains("srft4") && e.contains("f16"), "{e}");
@@ -148,6 +149,9 @@ mod tests {
         let e = check("delta4", Side::V).unwrap_err().to_string();
         assert!(e.contains("not for V") && e.contains("srft4"), "{e}");
         check("q4_0", Side::K).unwrap();
+        check("srft4,0-1=srft8,-1=f16", Side::K).unwrap();
+        let e = check("srft4,0=srft9", Side::K).unwrap_err().to_string();
+        assert!(e.contains("character 9"), "{e}");
     }
 
     #[test]

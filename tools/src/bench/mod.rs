@@ -4,7 +4,7 @@
 //! use is settled once a process, so each one is measured in a child of its own, and upstream's types with it: a ratio
 //! is always between two numbers of the same process. The child also keeps criterion's own report off our output.
 
-mod bandwidth;
+pub mod bandwidth;
 mod busy;
 mod library;
 mod measure;

@@ -167,6 +167,9 @@ fn pairs(options: &Options) -> Result<Vec<Pair>> {
     let mut pairs: Vec<Pair> = Vec::new();
     for name in names {
         let pair = Pair::parse(&name)?;
+        if let Some(spec) = [&pair.k, &pair.v].into_iter().find(|t| t.contains('=')) {
+            bail!("{spec} differs by layer, and here attention is timed without a model: give one type a side");
+        }
         if !pairs.contains(&pair) {
             pairs.push(pair);
         }

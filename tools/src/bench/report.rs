@@ -51,7 +51,7 @@ impl Report<'_> {
     /// Upstream's code runs whatever our kernels are.
     fn isa<'a>(&self, row: &'a Row) -> &'a str {
         let pair = self.pair(row);
-        let ours = [&pair.k, &pair.v].iter().any(|name| !types::UPSTREAM.contains(&name.as_str()));
+        let ours = [&pair.k, &pair.v].iter().any(|name| !types::is_upstream(name));
         if ours {
             &row.isa
         } else {

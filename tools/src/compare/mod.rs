@@ -1,6 +1,7 @@
 //! `cargo kv compare`: K/V pairs side by side, through llama.cpp's own tools and in one run.
 
 mod perplexity;
+mod plot;
 mod report;
 mod speed;
 
@@ -9,24 +10,25 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{bail, Context, Result};
 
+use crate::bench::bandwidth;
 use crate::progress::Bar;
 use crate::types::{self, Side};
 use crate::{build_tree, cache, model};
 
 pub use perplexity::{CacheSize, Perplexity, Statistics};
-pub use report::Row;
+pub use report::{Measured, Row};
 
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
 pub struct Options {
-    /// GGUF model (default: SmolLM2-135M-Instruct, fetched)
+    /// GGUF model, repeatable (default: SmolLM2-135M-Instruct, fetched)
     #[arg(long, value_name = "FILE")]
-    pub model: Option<PathBuf>,
+    pub model: Vec<PathBuf>,
     /// Plain text to predict (default: Hamlet, fetched)
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
-    /// Pairs K/V,K/V,… (T alone is T/T); f16, q8_0 and q4_0 are always measured
-    #[arg(long, value_name = "K/V,…", value_delimiter = ',')]
+    /// Pairs K/V,K/V,… (T alone is T/T), types or specs by layer; f16, q8_0 and q4_0 are always measured
+    #[arg(long, value_name = "K/V,…")]
     pub types: Vec<String>,
     /// Tokens a chunk of text
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(16..))]
@@ -49,9 +51,15 @@ pub struct Options {
     /// Leave out speed
     #[arg(long)]
     pub no_speed: bool,
-    /// Write JSON there (- is stdout, instead of the table)
+    /// Write JSON there (- is stdout, instead of the tables)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write the tables as Markdown there
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Draw KL divergence and decode speed against bits/value there
+    #[arg(long, value_name = "FILE.svg|.png")]
+    pub plot: Option<PathBuf>,
     #[command(flatten)]
     pub build: build_tree::Options,
 }
@@ -95,7 +103,7 @@ fn pairs(asked: &[String]) -> Result<Vec<Pair>> {
         names.extend(types::families().iter().filter(|f| f.k).map(beside));
         names.push("q8_0/srft4".into());
     }
-    names.extend(asked.iter().filter(|name| !name.trim().is_empty()).cloned());
+    names.extend(asked.iter().flat_map(|list| types::split(list)).filter(|name| !name.trim().is_empty()));
     let mut pairs: Vec<Pair> = Vec::new();
     for name in &names {
         let pair = Pair::parse(name)?;
@@ -106,7 +114,8 @@ fn pairs(asked: &[String]) -> Result<Vec<Pair>> {
     Ok(pairs)
 }
 
-/// What all runs share.
+/// What all runs of one model share.
+#[derive(Clone)]
 pub struct Setup {
     pub bin: PathBuf,
     pub model: PathBuf,
@@ -122,51 +131,68 @@ pub fn compare(options: &Options) -> Result<()> {
     if options.no_quality && options.no_speed {
         bail!("--no-quality and --no-speed together leave nothing to measure: drop one");
     }
-    let setup = prepare(options)?;
+    if let Some(path) = &options.plot {
+        plot::kind(path)?;
+    }
+    let setups = prepare(options)?;
     let (quality, speed) = (!options.no_quality, !options.no_speed);
     let n = pairs.len() as u64;
-    let bar =
-        Bar::new(if quality { n + 1 } else { 0 } + if speed { n * u64::from(options.rounds) } else { 0 }, "comparing");
-    let mut rows: Vec<Row> = pairs.iter().map(|pair| Row::new(pair.clone())).collect();
+    // f16's logits are a step of their own, and so is the decoding without a cache in each round
+    let steps = if quality { n + 1 } else { 0 } + if speed { (n + 1) * u64::from(options.rounds) } else { 0 };
+    let bar = Bar::new(steps * setups.len() as u64, "comparing");
+    let bandwidth = speed.then(|| bandwidth::measure(&[setups[0].threads as usize], 5)[0]);
     let mut step = 0;
-    if quality {
-        measure_quality(&setup, &mut rows, &bar, &mut step)?;
-    }
-    if speed {
-        measure_speed(&setup, options.rounds, &mut rows, &bar, &mut step)?;
+    let mut all = Vec::new();
+    for setup in setups {
+        let mut measured = Measured::new(setup, &pairs, bandwidth);
+        if quality {
+            measure_quality(&mut measured, &bar, &mut step)?;
+        }
+        if speed {
+            measure_speed(&mut measured, options.rounds, &bar, &mut step)?;
+        }
+        measured.finish();
+        all.push(measured);
     }
     drop(bar);
-    report::finish(&mut rows);
-    write_out(options, &setup, &rows)
+    write_out(options, &all)
 }
 
-fn prepare(options: &Options) -> Result<Setup> {
-    let file = |given: &Option<PathBuf>, what: &str, default: fn() -> Result<PathBuf>| match given {
-        None => default(),
-        Some(path) if path.is_file() => Ok(path.clone()),
-        Some(path) => bail!("no {what} at {}", path.display()),
+/// One setup a model.
+fn prepare(options: &Options) -> Result<Vec<Setup>> {
+    let exists = |path: &PathBuf, what: &str| match path.is_file() {
+        true => Ok(path.clone()),
+        false => bail!("no {what} at {}", path.display()),
     };
-    let model = file(&options.model, "model", model::default_model)?;
-    let text = file(&options.text, "text", model::default_text)?;
+    let models = match options.model.as_slice() {
+        [] => vec![model::default_model()?],
+        given => given.iter().map(|path| exists(path, "model")).collect::<Result<_>>()?,
+    };
+    let text = match &options.text {
+        Some(path) => exists(path, "text")?,
+        None => model::default_text()?,
+    };
     let bin = build_tree::build(&options.build, &["llama-perplexity".into(), "llama-bench".into()])?;
     let threads = options.threads.unwrap_or_else(cores);
     let Options { ctx, chunks, depth, .. } = *options;
-    Ok(Setup { bin, model, text, ctx, chunks, depth, threads })
+    let setup = |model| Setup { bin: bin.clone(), model, text: text.clone(), ctx, chunks, depth, threads };
+    Ok(models.into_iter().map(setup).collect())
 }
 
 pub fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-fn measure_quality(setup: &Setup, rows: &mut [Row], bar: &Bar, step: &mut u64) -> Result<()> {
+fn measure_quality(measured: &mut Measured, bar: &Bar, step: &mut u64) -> Result<()> {
     // The logits can take gigabytes: they go away with the folder, whatever happens.
     let scratch = cache::Scratch::new()?;
-    let run = Perplexity::new(setup, &scratch.path().join("logits"));
-    bar.begin(*step, "f16 logits");
+    let run = Perplexity::new(&measured.setup, &scratch.path().join("logits"));
+    bar.begin(*step, &format!("{} f16 logits", measured.name()));
     run.write_base()?;
     *step += 1;
-    for row in rows {
-        bar.begin(*step, &format!("{} quality", row.pair.name()));
+    let name = measured.name();
+    for row in &mut measured.rows {
+        bar.begin(*step, &format!("{name} {} quality", row.pair.name()));
         // f16 too: what the file of logits itself loses is then seen, not assumed.
         let got = run.measure(&row.pair)?;
         row.quality = Some(got.statistics);
@@ -176,30 +202,45 @@ fn measure_quality(setup: &Setup, rows: &mut [Row], bar: &Bar, step: &mut u64) -
     Ok(())
 }
 
-fn measure_speed(setup: &Setup, rounds: u32, rows: &mut [Row], bar: &Bar, step: &mut u64) -> Result<()> {
+fn measure_speed(measured: &mut Measured, rounds: u32, bar: &Bar, step: &mut u64) -> Result<()> {
+    let name = measured.name();
     for round in 1..=rounds {
+        bar.begin(*step, &format!("{name} without a cache, round {round} of {rounds}"));
+        measured.tg_empty.push(speed::measure_empty(&measured.setup)?);
+        *step += 1;
         // Alternating, so that a machine that slows down slows every pair.
-        for row in rows.iter_mut() {
-            bar.begin(*step, &format!("{} speed, round {round} of {rounds}", row.pair.name()));
-            let got = speed::measure(setup, &row.pair)?;
+        for row in &mut measured.rows {
+            bar.begin(*step, &format!("{name} {} speed, round {round} of {rounds}", row.pair.name()));
+            let got = speed::measure(&measured.setup, &row.pair)?;
             row.pp.push(got.pp);
             row.tg.push(got.tg);
-            row.size = row.size.or(got.size.map(|size| size.at(setup.ctx)));
+            row.size = row.size.or(got.size.map(|size| size.at(measured.setup.ctx)));
             *step += 1;
         }
     }
     Ok(())
 }
 
-fn write_out(options: &Options, setup: &Setup, rows: &[Row]) -> Result<()> {
-    let json = || serde_json::to_string_pretty(&report::as_json(rows, setup)).map(|text| text + "\n");
-    match &options.json {
-        Some(path) if path == Path::new("-") => print!("{}", json()?),
-        Some(path) => {
-            fs::write(path, json()?).with_context(|| format!("cannot write {}", path.display()))?;
-            print!("{}", report::as_text(rows, setup));
+fn write_out(options: &Options, all: &[Measured]) -> Result<()> {
+    let write =
+        |path: &Path, text: String| fs::write(path, text).with_context(|| format!("cannot write {}", path.display()));
+    let to_stdout = options.json.as_deref() == Some(Path::new("-"));
+    if let Some(path) = &options.json {
+        let json = serde_json::to_string_pretty(&report::as_json(all))? + "\n";
+        if to_stdout {
+            print!("{json}");
+        } else {
+            write(path, json)?;
         }
-        None => print!("{}", report::as_text(rows, setup)),
+    }
+    if !to_stdout {
+        print!("{}", report::as_text(all));
+    }
+    if let Some(path) = &options.markdown {
+        write(path, report::as_markdown(all))?;
+    }
+    if let Some(path) = &options.plot {
+        plot::write(path, &report::as_series(all))?;
     }
     Ok(())
 }
@@ -214,9 +255,10 @@ mod tests {
             let asked: Vec<String> = asked.iter().map(|s| s.to_string()).collect();
             pairs(&asked).unwrap().iter().map(Pair::name).collect::<Vec<_>>()
         };
+        assert_eq!(names(&["srft4,q8_0/srft4", "q4_0", "srft4/srft4"]), ["f16", "q8_0", "q4_0", "srft4", "q8_0/srft4"]);
         assert_eq!(
-            names(&["srft4", "q8_0/srft4", "q4_0", "srft4/srft4"]),
-            ["f16", "q8_0", "q4_0", "srft4", "q8_0/srft4"]
+            names(&["srft4,0-1=srft8/srft3,-1=f16,srft4"])[3..],
+            ["srft4,0-1=srft8/srft3,-1=f16".to_string(), "srft4".into()]
         );
         let default = names(&[]);
         assert!(["srft8", "srft4", "polar3", "delta4/srft4", "qjl1/f16", "q8_0/srft4"]

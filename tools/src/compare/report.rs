@@ -1,9 +1,10 @@
-//! The result as a table and as JSON.
+//! The result as tables, as Markdown, as JSON and as what is plotted.
 
 use serde_json::{json, Value};
 
-use super::{speed, CacheSize, Pair, Setup, Statistics};
+use super::{plot, speed, CacheSize, Pair, Setup, Statistics};
 use crate::table::Table;
+use crate::types;
 
 pub struct Row {
     pub pair: Pair,
@@ -21,11 +22,52 @@ impl Row {
     }
 }
 
-/// Bits per value from what llama.cpp allocated: f16, always the first row, has 16.
-pub fn finish(rows: &mut [Row]) {
-    let Some(f16) = rows.first().and_then(|r| r.size) else { return };
-    for row in rows {
-        row.bits = row.size.map(|size| (16.0 * size.mib / f16.mib * 100.0).round() / 100.0);
+/// All that was measured of one model.
+pub struct Measured {
+    pub setup: Setup,
+    pub rows: Vec<Row>,
+    /// Tokens a second with nothing in the cache, one entry a round.
+    pub tg_empty: Vec<f64>,
+    /// GB/s that the memory gives when it is only read.
+    pub bandwidth: Option<f64>,
+}
+
+impl Measured {
+    pub fn new(setup: Setup, pairs: &[Pair], bandwidth: Option<f64>) -> Measured {
+        let rows = pairs.iter().map(|pair| Row::new(pair.clone())).collect();
+        Measured { setup, rows, tg_empty: Vec::new(), bandwidth }
+    }
+
+    pub fn name(&self) -> String {
+        self.setup.model.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Bits per value from what llama.cpp allocated: f16, always the first row, has 16.
+    pub fn finish(&mut self) {
+        let Some(f16) = self.rows.first().and_then(|r| r.size) else { return };
+        for row in &mut self.rows {
+            row.bits = row.size.map(|size| (16.0 * size.mib / f16.mib * 100.0).round() / 100.0);
+        }
+    }
+
+    fn has_quality(&self) -> bool {
+        self.rows.iter().any(|r| r.quality.is_some())
+    }
+
+    fn has_speed(&self) -> bool {
+        self.rows.iter().any(|r| !r.tg.is_empty())
+    }
+
+    fn f16(&self) -> &Row {
+        &self.rows[0]
+    }
+
+    /// Tokens a second if the cache cost no more than reading it: the time of the model alone, and its bytes at the
+    /// memory's pace.
+    fn limit(&self, row: &Row) -> Option<f64> {
+        let bytes = row.size?.at(self.setup.depth).mib * (1u64 << 20) as f64;
+        let seconds = 1.0 / median(&self.tg_empty)? + bytes / (self.bandwidth? * 1e9);
+        Some(1.0 / seconds)
     }
 }
 
@@ -45,19 +87,47 @@ fn ratio(own: &[f64], f16: &[f64]) -> Option<f64> {
     median(&own.iter().zip(f16).map(|(a, b)| a / b).collect::<Vec<_>>())
 }
 
-pub fn as_json(rows: &[Row], setup: &Setup) -> Value {
-    let model = setup.model.file_name().unwrap_or_default().to_string_lossy();
-    let row = |r: &Row| {
+pub fn as_json(all: &[Measured]) -> Value {
+    let row = |m: &Measured, r: &Row| {
         let q = r.quality;
         json!({
             "k": r.pair.k, "v": r.pair.v,
             "bits_per_value": r.bits, "kv_mib": r.size.map(|s| s.mib),
             "ppl": q.map(|q| q.ppl), "kld": q.map(|q| q.kld), "same_top": q.map(|q| q.same_top),
-            "pp": median(&r.pp), "tg": median(&r.tg),
-            "depth": setup.depth, "ctx": setup.ctx, "model": model,
+            "pp": median(&r.pp), "tg": median(&r.tg), "tg_limit": if r.tg.is_empty() { None } else { m.limit(r) },
+            "depth": m.setup.depth, "ctx": m.setup.ctx, "model": m.name(),
         })
     };
-    Value::Array(rows.iter().map(row).collect())
+    Value::Array(all.iter().flat_map(|m| m.rows.iter().map(move |r| row(m, r))).collect())
+}
+
+/// What is plotted: one series a model.
+pub fn as_series(all: &[Measured]) -> Vec<plot::Series> {
+    let dot = |m: &Measured, r: &Row| {
+        Some(plot::Dot {
+            name: r.pair.name(),
+            bits: r.bits?,
+            kld: r.quality.map(|q| q.kld).filter(|kld| kld.is_finite()),
+            speed: ratio(&r.tg, &m.f16().tg),
+            upstream: types::is_upstream(&r.pair.k) && types::is_upstream(&r.pair.v),
+        })
+    };
+    let series =
+        |m: &Measured| plot::Series { name: legend(m), dots: m.rows.iter().filter_map(|r| dot(m, r)).collect() };
+    all.iter().map(series).collect()
+}
+
+/// "SmolLM2-135M-Instruct.Q4_1 (ctx 1024; f16 decodes 26.3 tokens/s at depth 4096)"
+fn legend(m: &Measured) -> String {
+    let name = m.name();
+    let mut facts = Vec::new();
+    if m.has_quality() {
+        facts.push(format!("ctx {}", m.setup.ctx));
+    }
+    if let Some(tg) = median(&m.f16().tg) {
+        facts.push(format!("f16 decodes {tg:.1} tokens/s at depth {}", m.setup.depth));
+    }
+    format!("{} ({})", name.strip_suffix(".gguf").unwrap_or(&name), facts.join("; "))
 }
 
 fn cell(value: Option<f64>, digits: usize) -> String {
@@ -70,53 +140,84 @@ fn cell(value: Option<f64>, digits: usize) -> String {
     }
 }
 
-pub fn as_text(rows: &[Row], setup: &Setup) -> String {
-    let (quality, speed) = (rows.iter().any(|r| r.quality.is_some()), rows.iter().any(|r| !r.pp.is_empty()));
-    let pp = format!("pp{}", speed::PROMPT);
-    let tg = format!("tg{}", speed::DECODE);
-    let mut header = vec!["K/V", "bits/value", "KV MiB"];
+/// Header and rows: the first column is the pair, the others are numbers.
+fn cells(m: &Measured) -> Vec<Vec<String>> {
+    let (quality, speed) = (m.has_quality(), m.has_speed());
+    let mut header = vec!["K/V".to_string(), "bits/value".into(), "KV MiB".into()];
     if quality {
-        header.extend(["PPL", "KLD", "same top %"]);
+        header.extend(["PPL", "KLD", "top %"].map(String::from));
     }
     if speed {
-        header.extend([pp.as_str(), "x f16", tg.as_str(), "x f16"]);
+        let (pp, tg) = (format!("pp{}", speed::PROMPT), format!("tg{}", speed::DECODE));
+        header.extend([pp, "x f16".into(), tg, "x f16".into(), "limit".into(), "%".into()]);
     }
-    let mut table = Table::new(&header, 1);
-    for row in rows {
+    let mut all = vec![header];
+    for row in &m.rows {
         let q = row.quality;
         let mut cells = vec![row.pair.name(), cell(row.bits, 2), cell(row.size.map(|s| s.mib), 2)];
         if quality {
             cells.extend([cell(q.map(|q| q.ppl), 4), cell(q.map(|q| q.kld), 5), cell(q.map(|q| q.same_top), 2)]);
         }
         if speed {
-            for (own, f16) in [(&row.pp, &rows[0].pp), (&row.tg, &rows[0].tg)] {
+            for (own, f16) in [(&row.pp, &m.f16().pp), (&row.tg, &m.f16().tg)] {
                 cells.extend([cell(median(own), 1), cell(ratio(own, f16), 2)]);
             }
+            let limit = m.limit(row);
+            let share = median(&row.tg).zip(limit).map(|(tg, limit)| 100.0 * tg / limit);
+            cells.extend([cell(limit, 1), cell(share, 0)]);
         }
-        table.row(cells);
+        all.push(cells);
     }
-    format!("{table}\n{}", notes(setup, quality, speed))
+    all
+}
+
+pub fn as_text(all: &[Measured]) -> String {
+    let one = |m: &Measured| {
+        let cells = cells(m);
+        let header: Vec<&str> = cells[0].iter().map(String::as_str).collect();
+        let mut table = Table::new(&header, 1);
+        cells[1..].iter().for_each(|row| table.row(row.clone()));
+        format!("{table}\n{}\n", notes(m).join("\n"))
+    };
+    all.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+/// A heading, a table and its notes for each model.
+pub fn as_markdown(all: &[Measured]) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let one = |m: &Measured| {
+        let cells = cells(m);
+        let rules: Vec<String> = (0..cells[0].len()).map(|i| if i == 0 { "---" } else { "---:" }.into()).collect();
+        let rows: String = cells[1..].iter().map(|row| line(row)).collect();
+        let notes: String = notes(m).iter().map(|note| format!("- {note}\n")).collect();
+        format!("### {}\n\n{}{}{rows}\n{notes}", m.name(), line(&cells[0]), line(&rules))
+    };
+    all.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
 /// What was run, so that a number can be had again.
-fn notes(setup: &Setup, quality: bool, speed: bool) -> String {
-    let name = |p: &std::path::Path| p.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let Setup { ctx, chunks, depth, threads, .. } = setup;
-    let mut text = format!("model {}, {threads} threads, KV MiB for {ctx} tokens\n", name(&setup.model));
-    if quality {
-        text += &format!(
-            "quality: llama-perplexity -f {} -c {ctx} --chunks {chunks}, against f16's logits\n",
-            name(&setup.text)
-        );
+fn notes(m: &Measured) -> Vec<String> {
+    let Setup { ctx, chunks, depth, threads, .. } = &m.setup;
+    let mut notes = vec![format!("model {}, {threads} threads, KV MiB for {ctx} tokens", m.name())];
+    if m.has_quality() {
+        let text = m.setup.text.file_name().unwrap_or_default().to_string_lossy();
+        notes.push(format!(
+            "quality: llama-perplexity -f {text} -c {ctx} --chunks {chunks}, against f16's logits; top %: same most likely token"
+        ));
     }
-    if speed {
-        text += &format!(
-            "speed: tokens/s, llama-bench -d {depth} -p {} -n {}, median of alternating rounds\n",
+    if m.has_speed() {
+        notes.push(format!(
+            "speed: tokens/s, llama-bench -d {depth} -p {} -n {}, median of alternating rounds",
             speed::PROMPT,
             speed::DECODE
-        );
+        ));
     }
-    text
+    if let (Some(empty), Some(bandwidth)) = (median(&m.tg_empty), m.bandwidth) {
+        notes.push(format!(
+            "limit: {empty:.1} tokens/s without a cache, and the cache read once at {bandwidth:.1} GB/s; %: share of it reached"
+        ));
+    }
+    notes
 }
 
 #[cfg(test)]
@@ -124,8 +225,8 @@ mod tests {
     use super::*;
     use crate::compare::perplexity::parse_size;
 
-    fn setup() -> Setup {
-        Setup {
+    fn measured() -> Measured {
+        let setup = Setup {
             bin: "/b".into(),
             model: "/m/SmolLM2-135M-Instruct.Q4_1.gguf".into(),
             text: "/t/hamlet.txt".into(),
@@ -133,46 +234,76 @@ mod tests {
             chunks: 6,
             depth: 4096,
             threads: 16,
-        }
-    }
-
-    fn rows() -> Vec<Row> {
+        };
         let size = |mib: &str| {
             parse_size(&format!("llama_kv_cache: size = {mib} MiB ( 2048 cells,  30 layers,  1/1 seqs), K"))
         };
-        let mut rows = vec![Row::new(Pair::parse("f16").unwrap()), Row::new(Pair::parse("q8_0/srft4").unwrap())];
-        for (row, mib) in rows.iter_mut().zip(["45000.00", "18281.25"]) {
+        let pairs = [Pair::parse("f16").unwrap(), Pair::parse("q8_0/srft4").unwrap()];
+        let mut measured = Measured::new(setup, &pairs, Some(100.0));
+        measured.tg_empty = vec![400.0, 500.0, 600.0];
+        for (row, mib) in measured.rows.iter_mut().zip(["8000.00", "3250.00"]) {
             row.size = size(mib);
             row.quality = Some(Statistics { ppl: 12345.6789, kld: 0.01234, same_top: 99.123 });
             row.pp = vec![10000.0, 12000.0, 11000.0];
-            row.tg = vec![100.0, 300.0, 200.0];
+            row.tg = vec![1.0, 3.0, 2.0];
         }
-        finish(&mut rows);
-        rows
+        measured.finish();
+        measured
     }
 
     #[test]
     fn the_table_fits_100_columns() {
-        let text = as_text(&rows(), &setup());
-        assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+        let text = as_text(&[measured()]);
+        let table = text.lines().take_while(|l| !l.is_empty());
+        assert!(table.clone().all(|l| l.chars().count() <= 100), "{text}");
+        assert_eq!(table.count(), 3);
         assert!(text.contains("q8_0/srft4") && text.contains("6.50"), "{text}");
     }
 
     #[test]
+    fn the_limit_is_the_model_and_the_bytes() {
+        let m = measured();
+        // 3250 MiB for 2048 cells are twice as many at depth 4096; 100 GB/s; 500 tokens/s without
+        let seconds = 1.0 / 500.0 + 2.0 * 3250.0 * 1048576.0 / 100e9;
+        assert!((m.limit(&m.rows[1]).unwrap() * seconds - 1.0).abs() < 1e-12);
+        assert!(Measured { bandwidth: None, ..measured() }.limit(&m.rows[1]).is_none());
+    }
+
+    #[test]
     fn json_has_null_where_nothing_was_measured() {
-        let mut rows = rows();
-        rows[1].quality = None;
-        rows[1].pp.clear();
-        let json = as_json(&rows, &setup());
+        let mut m = measured();
+        m.rows[1].quality = None;
+        m.rows[1].pp.clear();
+        m.rows[1].tg.clear();
+        let json = as_json(&[m, measured()]);
+        assert_eq!(json.as_array().unwrap().len(), 4);
         assert_eq!(json[0]["pp"], 11000.0);
         assert_eq!(json[1]["bits_per_value"], 6.5);
-        for name in ["ppl", "kld", "same_top", "pp"] {
+        for name in ["ppl", "kld", "same_top", "pp", "tg", "tg_limit"] {
             assert!(json[1].as_object().unwrap().contains_key(name) && json[1][name].is_null(), "{name}");
         }
     }
 
     #[test]
-    fn cells() {
+    fn markdown_is_a_table_a_model() {
+        let text = as_markdown(&[measured(), measured()]);
+        assert_eq!(text.matches("### SmolLM2-135M-Instruct.Q4_1.gguf").count(), 2);
+        let rows: Vec<&str> = text.lines().filter(|l| l.starts_with('|')).collect();
+        assert_eq!(rows.len(), 2 * 4);
+        assert!(rows.iter().all(|r| r.matches('|').count() == rows[0].matches('|').count()), "{text}");
+        assert!(text.contains("- quality: llama-perplexity -f hamlet.txt -c 2048 --chunks 6"), "{text}");
+    }
+
+    #[test]
+    fn series_tell_upstream_from_ours() {
+        let series = as_series(&[measured()]);
+        let dots: Vec<_> = series[0].dots.iter().map(|d| (d.name.as_str(), d.upstream, d.speed)).collect();
+        assert_eq!(dots, [("f16", true, Some(1.0)), ("q8_0/srft4", false, Some(1.0))]);
+        assert_eq!(series[0].name, "SmolLM2-135M-Instruct.Q4_1 (ctx 2048; f16 decodes 2.0 tokens/s at depth 4096)");
+    }
+
+    #[test]
+    fn single_cells() {
         assert_eq!(cell(Some(-0.000001), 5), "0.00000");
         assert_eq!(cell(Some(-0.5), 1), "-0.5");
         assert_eq!(cell(None, 1), "-");

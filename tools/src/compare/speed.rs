@@ -23,16 +23,30 @@ pub struct Speed {
 
 /// One round of one pair.
 pub fn measure(setup: &Setup, pair: &Pair) -> Result<Speed> {
+    let (done, mut speeds) = run(setup, pair, setup.depth, &[(PROMPT, 0), (0, DECODE)])?;
+    let (tg, pp) = (speeds.pop().unwrap_or(f64::NAN), speeds.pop().unwrap_or(f64::NAN));
+    Ok(Speed { pp, tg, size: parse_size(first_context(&done.stderr)) })
+}
+
+/// Decoding with nothing in the cache: what the model alone takes.
+pub fn measure_empty(setup: &Setup) -> Result<f64> {
+    let f16 = Pair { k: "f16".into(), v: "f16".into() };
+    Ok(run(setup, &f16, 0, &[(0, DECODE)])?.1[0])
+}
+
+/// Runs tests of (prompt, decode) tokens; as many speeds.
+fn run(setup: &Setup, pair: &Pair, depth: u32, tests: &[(u32, u32)]) -> Result<(process::Finished, Vec<f64>)> {
+    let (prompt, decode) = tests.iter().fold((0, 0), |(p, d), test| (p.max(test.0), d.max(test.1)));
     let mut c = Command::new(setup.bin.join("llama-bench"));
     c.arg("-m").arg(&setup.model).args(["-fa", "1", "-r", REPETITIONS, "-o", "json", "-v"]);
-    c.args(["-t", &setup.threads.to_string(), "-d", &setup.depth.to_string()]);
-    c.args(["-p", &PROMPT.to_string(), "-n", &DECODE.to_string()]);
+    c.args(["-t", &setup.threads.to_string(), "-d", &depth.to_string()]);
+    c.args(["-p", &prompt.to_string(), "-n", &decode.to_string()]);
     c.args(["-ctk", &pair.k, "-ctv", &pair.v]);
     let done = process::run_ok(&mut c)?;
-    let (pp, tg) = parse(&done.stdout).with_context(|| {
+    let speeds = parse(&done.stdout, tests).with_context(|| {
         format!("no result in the output of {}\n{}", process::shown(&c), process::tail(&done.text(), 20))
     })?;
-    Ok(Speed { pp, tg, size: parse_size(first_context(&done.stderr)) })
+    Ok((done, speeds))
 }
 
 /// llama-bench makes a context for each test, of different sizes; one is enough to know the cache.
@@ -44,9 +58,9 @@ fn first_context(log: &str) -> &str {
     }
 }
 
-fn parse(json: &str) -> Result<(f64, f64)> {
+fn parse(json: &str, wanted: &[(u32, u32)]) -> Result<Vec<f64>> {
     let tests: Value = serde_json::from_str(json).context("not JSON")?;
-    let speed = |prompt: u32, gen: u32| {
+    let speed = |&(prompt, gen): &(u32, u32)| {
         tests
             .as_array()
             .into_iter()
@@ -55,7 +69,7 @@ fn parse(json: &str) -> Result<(f64, f64)> {
             .and_then(|t| t["avg_ts"].as_f64())
             .ok_or_else(|| anyhow!("no test with n_prompt {prompt}, n_gen {gen}"))
     };
-    Ok((speed(PROMPT, 0)?, speed(0, DECODE)?))
+    wanted.iter().map(speed).collect()
 }
 
 #[cfg(test)]
@@ -68,7 +82,8 @@ mod tests {
             {"type_k": "q8_0", "n_prompt": 512, "n_gen": 0, "n_depth": 256, "avg_ts": 122.744366},
             {"type_k": "q8_0", "n_prompt": 0, "n_gen": 16, "n_depth": 256, "avg_ts": 74.526548}
         ]"#;
-        assert_eq!(parse(json).unwrap(), (122.744366, 74.526548));
-        assert!(parse("[]").is_err() && parse("error").is_err());
+        assert_eq!(parse(json, &[(PROMPT, 0), (0, DECODE)]).unwrap(), [122.744366, 74.526548]);
+        assert_eq!(parse(json, &[(0, DECODE)]).unwrap(), [74.526548]);
+        assert!(parse("[]", &[(0, DECODE)]).is_err() && parse("error", &[]).is_err());
     }
 }

@@ -63,6 +63,22 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
             bench.same_answer("llama-completion", TEXT, &["-no-cnv", "-fa", "off"], &["--cache-type-k", name])
         });
     }
+    for tool in ["llama-completion", "llama-perplexity", "llama-bench"] {
+        tally.check(&format!("{tool} points at what is wrong in a spec"), || bench.bad_spec(tool));
+    }
+    tally.check("llama-completion refuses a layer that the model does not have", || bench.layer_beyond());
+    tally
+        .check("a cache of layers of four types has the mix and the size that were asked for", || bench.mixed_layers());
+    tally.check("llama-completion answers with types by layer as with f16", || {
+        let types = ["--cache-type-k", "srft4,0-1=srft8,5=q8_0,-1=f16", "--cache-type-v", "srft4,-2--1=srft3"];
+        bench.same_answer("llama-completion", TEXT, &["-no-cnv"], &types)
+    });
+    // Layers of floats and of ours in a cache that upstream rotates for the sake of one layer. 256 cells are the fewest
+    // that there are; prompt and answer are more.
+    tally.check("context shift with types by layer answers as with f16", || {
+        let common = ["-no-cnv", "-c", "256", "-n", "270", "--context-shift"];
+        bench.same_answer("llama-completion", TEXT, &common, &["--cache-type-k", "srft8,0=q8_0,10-19=f16"])
+    });
     quality(options, &bench, tally)
 }
 
@@ -74,7 +90,8 @@ impl Bench {
     }
 
     fn answer(&self, tool: &str, prompt: &str, args: &[&str]) -> Result<String> {
-        let all = [args, &["-p", prompt, "-n", "12", "--temp", "0"]].concat();
+        // What is given counts: the last one does.
+        let all = [&["-p", prompt, "-n", "12", "--temp", "0"], args].concat();
         let done = self.tool(tool, &all)?;
         ensure!(
             done.status.success(),
@@ -105,6 +122,33 @@ impl Bench {
     fn unknown_type(&self, tool: &str) -> Result<()> {
         let done = self.tool(tool, &["--cache-type-k", "nosuch"])?;
         refused(&done, &["srft4", "f16"])
+    }
+
+    fn bad_spec(&self, tool: &str) -> Result<()> {
+        let done = self.tool(tool, &["--cache-type-k", "srft4,0-1=srft9"])?;
+        refused(&done, &["    srft4,0-1=srft9\n              ^", "srft8", "q8_0"])
+    }
+
+    fn layer_beyond(&self) -> Result<()> {
+        let done =
+            self.tool("llama-completion", &["-no-cnv", "-p", TEXT, "-n", "1", "--cache-type-k", "srft4,28-30=f16"])?;
+        refused(&done, &["layers 28-30=f16", "no layer 30", "0 to 29"])
+    }
+
+    /// 30 layers of 3 heads of 64: K rows are 192 values, 204 bytes with srft8, 108 with srft4, 384 with f16.
+    fn mixed_layers(&self) -> Result<()> {
+        let types = ["--cache-type-k", "srft4,0-1=srft8,5=q8_0,-1=f16", "--cache-type-v", "f16"];
+        let all = [&["-no-cnv", "-p", TEXT, "-n", "1", "-c", "256", "-lv", "4"][..], &types].concat();
+        let text = self.tool("llama-completion", &all)?.text();
+        let bytes = 256 * (2 * 204 + 26 * 108 + 204 + 384);
+        let bits = 8.0 * f64::from(bytes) / f64::from(256 * 30 * 192);
+        let k = format!("K (srft8 x2 + srft4 x26 + q8_0 x1 + f16 x1, {bits:.2} bits/value)");
+        ensure!(text.contains(&k), "no '{k}' in\n{}", process::tail(&text, 40));
+        ensure!(!text.contains("guard:"), "the guard raised a layer of a model that needs none");
+        let after = &text[text.find(&k).unwrap_or(0) + k.len()..];
+        let mib: f64 = after.trim_start_matches(':').split_whitespace().next().unwrap_or("").parse()?;
+        ensure!((mib - f64::from(bytes) / 1048576.0).abs() < 0.01, "K has {mib} MiB, {bytes} bytes were asked for");
+        Ok(())
     }
 
     fn v_without_flash(&self, tool: &str) -> Result<()> {
@@ -171,6 +215,7 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     };
     let [q4_0, srft8, srft4, srft3, srft2] = ["q4_0", "srft8", "srft4", "srft3", "srft2"].map(&mut kld);
     let [k_q4_0, k_srft4, k_delta4, k_delta3] = ["q4_0/f16", "srft4/f16", "delta4/f16", "delta3/f16"].map(&mut kld);
+    let mixed = kld("srft4,0-14=srft8");
     tally.check("delta4's KLD as K is below half of srft4's", || below(k_delta4, k_srft4.map(|kld| 0.5 * kld)));
     tally.check("delta3's KLD as K is below that of upstream's q4_0", || below(k_delta3, k_q4_0));
     // Batches of eight tokens take the way of decoding (8-bit queries, 16-bit weights), which whole batches do not.
@@ -187,6 +232,9 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     tally.check("srft8's KLD is below 0.01", || below(srft8, Some(0.01)));
     tally.check("srft4's KLD is not above upstream's q4_0", || {
         below(srft4, q4_0.map(|kld| kld * (1.0 + f64::EPSILON) + f64::MIN_POSITIVE))
+    });
+    tally.check("half of the layers at 8 bits, a KLD between: srft8 < srft4,0-14=srft8 < srft4", || {
+        below(srft8, mixed).and(below(mixed, srft4))
     });
     tally.check("fewer bits, more KLD: srft8 < srft4 < srft3 < srft2", || {
         below(srft8, srft4).and(below(srft4, srft3)).and(below(srft3, srft2))

@@ -1,0 +1,128 @@
+//! Where the names of points go: beside them, over nothing else.
+
+/// Left, top, right, bottom, in pixels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Area {
+    pub left: f64,
+    pub top: f64,
+    pub right: f64,
+    pub bottom: f64,
+}
+
+impl Area {
+    pub fn around(center: (f64, f64), width: f64, height: f64) -> Area {
+        let (w, h) = (width / 2.0, height / 2.0);
+        Area { left: center.0 - w, top: center.1 - h, right: center.0 + w, bottom: center.1 + h }
+    }
+
+    pub fn center(&self) -> (f64, f64) {
+        ((self.left + self.right) / 2.0, (self.top + self.bottom) / 2.0)
+    }
+
+    fn overlaps(&self, other: &Area) -> bool {
+        self.left < other.right && other.left < self.right && self.top < other.bottom && other.top < self.bottom
+    }
+
+    fn holds(&self, other: &Area) -> bool {
+        self.left <= other.left && self.top <= other.top && self.right >= other.right && self.bottom >= other.bottom
+    }
+
+    /// The point of the area that is nearest to `to`.
+    pub fn nearest(&self, to: (f64, f64)) -> (f64, f64) {
+        (to.0.clamp(self.left, self.right), to.1.clamp(self.top, self.bottom))
+    }
+}
+
+/// A point that wants its name written.
+pub struct Wanted {
+    pub point: (f64, f64),
+    pub width: f64,
+    pub height: f64,
+}
+
+/// A place for each name, in the order given: as near as there is room, none where there is none. `clear` is kept free
+/// around all `points`.
+pub fn place(wanted: &[Wanted], points: &[(f64, f64)], clear: f64, panel: Area) -> Vec<Option<Area>> {
+    let points: Vec<Area> = points.iter().map(|p| Area::around(*p, clear, clear)).collect();
+    let mut taken: Vec<Area> = Vec::new();
+    let mut places = Vec::new();
+    for w in wanted {
+        let free = |area: &Area| panel.holds(area) && !points.iter().chain(&taken).any(|t| t.overlaps(area));
+        let found = candidates(w, clear).find(free);
+        taken.extend(found);
+        places.push(found);
+    }
+    places
+}
+
+/// Right, left, above, below, then the corners; then the same further out.
+fn candidates(w: &Wanted, clear: f64) -> impl Iterator<Item = Area> + '_ {
+    const DIRECTIONS: [(f64, f64); 12] = [
+        (1.0, 0.0),
+        (-1.0, 0.0),
+        (0.0, -1.0),
+        (0.0, 1.0),
+        (1.0, -1.0),
+        (-1.0, -1.0),
+        (1.0, 1.0),
+        (-1.0, 1.0),
+        (1.0, -0.5),
+        (-1.0, -0.5),
+        (1.0, 0.5),
+        (-1.0, 0.5),
+    ];
+    (0..14).flat_map(move |ring| {
+        let gap = clear * (0.62 + 0.5 * f64::from(ring));
+        DIRECTIONS.iter().map(move |(x, y)| {
+            let center = (w.point.0 + x * (gap + w.width / 2.0), w.point.1 + y * (gap + w.height / 2.0));
+            Area::around(center, w.width, w.height)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PANEL: Area = Area { left: 0.0, top: 0.0, right: 400.0, bottom: 300.0 };
+
+    fn placed(wanted: &[Wanted]) -> Vec<Option<Area>> {
+        let points: Vec<_> = wanted.iter().map(|w| w.point).collect();
+        place(wanted, &points, 10.0, PANEL)
+    }
+
+    fn crowd(n: usize) -> Vec<Wanted> {
+        (0..n)
+            .map(|i| Wanted { point: (200.0 + (i % 5) as f64, 150.0 + (i / 5) as f64), width: 40.0, height: 10.0 })
+            .collect()
+    }
+
+    #[test]
+    fn a_lonely_name_is_at_the_right_of_its_point() {
+        let area = placed(&crowd(1))[0].unwrap();
+        assert!(area.left > 204.0 && area.left < 212.0 && area.center().1 == 150.0, "{area:?}");
+    }
+
+    #[test]
+    fn at_the_edge_it_goes_to_the_other_side() {
+        let w = Wanted { point: (395.0, 5.0), width: 40.0, height: 10.0 };
+        let area = placed(&[w])[0].unwrap();
+        assert!(area.right < 395.0 && PANEL.holds(&area));
+    }
+
+    #[test]
+    fn names_meet_neither_points_nor_each_other() {
+        let crowd = crowd(20);
+        let places: Vec<Area> = placed(&crowd).into_iter().map(|a| a.expect("there is room")).collect();
+        for (i, a) in places.iter().enumerate() {
+            assert!(places[i + 1..].iter().all(|b| !a.overlaps(b)), "{i}");
+            assert!(crowd.iter().all(|w| !a.overlaps(&Area::around(w.point, 10.0, 10.0))), "{i}");
+        }
+    }
+
+    #[test]
+    fn without_room_there_is_no_name() {
+        let w = Wanted { point: (200.0, 150.0), width: 500.0, height: 10.0 };
+        assert_eq!(placed(&[w]), [None]);
+    }
+}
