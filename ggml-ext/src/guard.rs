@@ -13,7 +13,7 @@
 //! averaged by the weights and never reach softmax. A type that the user named for this very layer is left alone.
 
 use crate::spec::{Layer, Member, Side};
-use crate::table::Entry;
+use crate::table::{Entry, Family, Kind};
 
 /// The guard looks at families of so many bits a code and fewer.
 const MOST_BITS: u32 = 4;
@@ -48,9 +48,9 @@ pub struct Raised {
     pub reason: String,
 }
 
-/// Root mean square error of a code of so many bits, relative to the values: of srft's tables on N(0,1), which
-/// `mean_squared_error` checks. Families with other codes at as many bits are close.
-fn relative_error(bits: u32) -> f32 {
+/// Root mean square error of scores by codes of so many bits and a scale per group, relative to what is coded: the roots
+/// of srft's errors on N(0,1), which `mean_squared_error` checks.
+fn error_of_bits(bits: u32) -> f32 {
     match bits {
         0 | 1 => 0.6,
         2 => 0.33,
@@ -61,12 +61,24 @@ fn relative_error(bits: u32) -> f32 {
     }
 }
 
+/// The same of a family: other codes are further off at as many bits (docs/types.md has their errors and variances).
+fn error_of_family(family: &Family) -> f32 {
+    match (family.kind, family.bits) {
+        (Kind::Polar, 4) => 0.18,
+        (Kind::Polar, _) => 0.26,
+        (Kind::Turbo, 4) => 0.14,
+        (Kind::Turbo, _) => 0.26,
+        (Kind::Qjl, _) => 0.75,
+        (_, bits) => error_of_bits(bits),
+    }
+}
+
 fn error_of(member: Member) -> f32 {
     match member {
         Member::Plain(p) if p.block == 1 => 0.0,
-        Member::Plain(p) => relative_error(p.bits_per_value() as u32),
-        Member::Ours(Entry::Family(f)) => relative_error(f.bits),
-        Member::Ours(Entry::Concrete(c)) => relative_error(c.family.bits),
+        Member::Plain(p) => error_of_bits(p.bits_per_value() as u32),
+        Member::Ours(Entry::Family(f)) => error_of_family(f),
+        Member::Ours(Entry::Concrete(c)) => error_of_family(c.family),
     }
 }
 
@@ -161,6 +173,7 @@ mod tests {
         assert_eq!(with("srft4", 1e4).as_deref(), Some("f16"));
         assert_eq!(with("srft3", 5.0).as_deref(), Some("srft4"), "no more than needed");
         assert_eq!(with("srft2", 15.0).as_deref(), Some("srft8"));
+        assert_eq!(with("polar4", 5.0).as_deref(), Some("srft4"), "coarser at as many bits");
         for asked in ["srft8", "q4_0", "f16"] {
             assert_eq!(with(asked, 80.0), None, "{asked} is not guarded");
         }
