@@ -6,7 +6,7 @@ use ggml_ext::lanes::Lanes;
 use ggml_ext::rotation::HEAD_SIZES;
 use half::f16;
 
-use super::values::{bytes, concrete, kind, Noise};
+use super::values::{bytes, kind, srft, Noise};
 use super::{cases, seeded_mistakes, Setup};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
@@ -140,7 +140,7 @@ struct Found {
 }
 
 fn set_rows(library: &Library, family: &str, size: usize, rows: usize) -> Result<Found> {
-    let format = concrete(family, size)?.format();
+    let format = srft(family, size)?;
     let x = values(size, rows);
     let index: Vec<i64> = (0..rows as i64).rev().collect();
     let mut all = Vec::new();
@@ -198,7 +198,7 @@ fn ties(format: Srft, x: &[f32], got: &[u8], wanted: &[u8]) -> Result<usize> {
 
 fn get_rows(library: &Library, family: &str, size: usize) -> Result<()> {
     let rows = 5;
-    let format = concrete(family, size)?.format();
+    let format = srft(family, size)?;
     let x = Noise::new(size as u64 + 7).row(size * rows);
     let mut cache = vec![0u8; rows * format.row_bytes()];
     for (x, row) in x.chunks_exact(size).zip(cache.chunks_exact_mut(format.row_bytes())) {
@@ -223,7 +223,7 @@ fn get_rows(library: &Library, family: &str, size: usize) -> Result<()> {
         ensure!(all[0] == all[1] && all[0] == all[2], "the result depends on the order of lanes");
         for (got, &row) in all[0].chunks_exact(size * width).zip(&index) {
             let mut wanted = vec![0.0f32; size];
-            format.decode(&cache[row as usize * format.row_bytes()..][..format.row_bytes()], &mut wanted);
+            format.decode::<Lanes>(&cache[row as usize * format.row_bytes()..][..format.row_bytes()], &mut wanted);
             let norm = wanted.iter().map(|x| x * x).sum::<f32>().sqrt();
             let bound = if width == 4 { 1e-6 } else { 1e-3 };
             for (i, wanted) in wanted.iter().enumerate() {
@@ -248,7 +248,7 @@ fn float(at: &[u8]) -> f32 {
 /// the last, and two bad ones whose rows must not be written.
 fn shapes(library: &Library) -> Result<()> {
     let (family, size, heads, n) = ("srft4", 96usize, 3usize, [4usize, 2, 2]);
-    let format = concrete(family, size)?.format();
+    let format = srft(family, size)?;
     let row_values = 2 * size * heads + 10;
     let x: Vec<u16> =
         Noise::new(3).row(row_values * n[0] * n[1] * n[2]).into_iter().map(|x| f16::from_f32(x).to_bits()).collect();
