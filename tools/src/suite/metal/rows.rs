@@ -1,13 +1,12 @@
 //! kv_set_rows and kv_get_rows against the definition of the formats.
 
-use anyhow::{bail, ensure, Context, Result};
-use ggml_ext::codec::format::Format;
+use anyhow::{ensure, Context, Result};
 use ggml_ext::codec::srft::Srft;
 use ggml_ext::lanes::Lanes;
 use ggml_ext::rotation::HEAD_SIZES;
 use half::f16;
 
-use super::values::{bytes, concrete, kind, Noise};
+use super::values::{bytes, kind, srft, Noise};
 use super::{cases, seeded_mistakes, Setup};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
@@ -138,14 +137,6 @@ fn contiguous(size: usize, heads: usize, rows: usize, row_bytes: usize) -> Args 
 struct Found {
     codes: usize,
     ties: usize,
-}
-
-/// The format of a family that the shaders know.
-fn srft(family: &str, size: usize) -> Result<Srft> {
-    match concrete(family, size)?.format() {
-        Some(Format::Srft(f)) => Ok(f),
-        _ => bail!("there is no shader for {family}"),
-    }
 }
 
 fn set_rows(library: &Library, family: &str, size: usize, rows: usize) -> Result<Found> {

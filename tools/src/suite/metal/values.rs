@@ -1,6 +1,8 @@
 //! Numbers for the tests, and ggml's plain formats.
 
 use anyhow::{Context, Result};
+use ggml_ext::codec::format::Format;
+use ggml_ext::codec::srft::Srft;
 use ggml_ext::lanes::Lanes;
 use ggml_ext::table::{self, Concrete, Entry};
 use half::f16;
@@ -33,6 +35,14 @@ pub fn concrete(family: &str, size: usize) -> Result<Concrete> {
     match table::by_name(family) {
         Some(Entry::Family(f)) => f.at(size).with_context(|| format!("{family} at {size}")),
         _ => Err(anyhow::anyhow!("no family {family}")),
+    }
+}
+
+/// The row format of a family that the shaders know.
+pub fn srft(family: &str, size: usize) -> Result<Srft> {
+    match concrete(family, size)?.format() {
+        Some(Format::Srft(format)) => Ok(format),
+        _ => Err(anyhow::anyhow!("{family} is not one of srft's")),
     }
 }
 
@@ -94,7 +104,7 @@ pub fn store(name: &str, x: &mut [f32], row: &mut [u8]) -> Result<()> {
             }
         }
         family => {
-            let format = concrete(family, x.len())?.format().context("a row that stands alone")?;
+            let format = srft(family, x.len())?;
             format.encode::<Lanes>(x, row);
             format.decode::<Lanes>(row, x);
         }
