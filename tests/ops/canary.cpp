@@ -64,7 +64,8 @@ void flip(const ggml_ext_type * type, char side, int64_t n_q) {
             std::vector<uint8_t> flipped = bytes;
             const size_t head = rng.below(c.shape.n_head_kv);
             uint8_t * row = &flipped[cell*cache->nb[1] + head*type->row_bytes];
-            row[at] ^= (uint8_t) (1u << meaningful_bit(type, side, row, at, rng));
+            // no byte of a grouped row is idle, and none decodes by itself
+            row[at] ^= (uint8_t) (1u << (grouped ? rng.below(8) : meaningful_bit(type, side, row, at, rng)));
             set_bytes(cache, flipped);
             if (!r.attend(1)) {
                 return;
