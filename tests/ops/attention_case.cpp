@@ -205,7 +205,9 @@ std::vector<double> AttentionRun::want_from_decoded() const {
     } else {
         v = get_floats(v_read_);
     }
-    const std::vector<float> k = is_ours(c_.type_k) ? keys() : k_rows;
+    const ggml_ext_type * ext = ggml_ext_type_get(c_.type_k);
+    // rows that are coded together are decoded together, by GET_ROWS alone
+    const std::vector<float> k = ext && ext->group_cells <= 1 ? keys() : k_rows;
     return attention_reference(s, q_, k, v, mask_, mask_heads_, sinks_);
 }
 
