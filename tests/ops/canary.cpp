@@ -21,6 +21,9 @@ std::vector<float> decoded(const ggml_ext_type * type, char side, const uint8_t 
 int meaningful_bit(const ggml_ext_type * type, char side, const uint8_t * row, size_t at, Rng & rng) {
     std::vector<uint8_t> flipped(row, row + type->row_bytes);
     const int start = (int) rng.below(8);
+    if (type->group_cells > 1) {
+        return start;  // a row of a group does not decode alone, and has no such bits
+    }
     for (int i = 0; i < 8; i++) {
         const int bit = (start + i) % 8;
         flipped[at] = (uint8_t) (row[at] ^ (1u << bit));
