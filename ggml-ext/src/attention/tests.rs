@@ -81,7 +81,7 @@ fn grouped(c: table::Concrete, cells: usize, heads: usize, mut values: Vec<f32>)
         let cell = if i % 16 == 9 { i - 5 } else { i };
         for head in 0..heads {
             let x = &mut values[(cell * heads + head) * size..][..size];
-            x.iter_mut().zip(&mean).for_each(|(x, m)| *x += if cell % 5 == 2 { 0.0 } else { 4.0 * m });
+            x.iter_mut().zip(&mean).for_each(|(x, m)| *x += if cell % 5 == 2 { 0.0 } else { *m });
             // SAFETY: the cells of the buffer.
             unsafe { walker.write(layout.place(data.add(cell * stride + head * row_bytes)).0, x) };
         }

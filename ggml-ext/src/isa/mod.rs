@@ -198,6 +198,9 @@ impl Queries {
     }
 }
 
+/// See [`Kernels::encode_key`].
+pub type EncodeKey = unsafe fn(Delta, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]);
+
 /// The kernels of one instruction set. All pointers must hold what the shapes say; nothing is aligned.
 pub struct Kernels {
     /// "avx512", …
@@ -207,7 +210,7 @@ pub struct Kernels {
     /// One row of one head.
     pub decode: unsafe fn(Format, &[u8], &mut [f32]),
     /// One row of one head of a group: a rotated key, the I-frame, the deviation of the row before.
-    pub encode_key: unsafe fn(Delta, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]),
+    pub encode_key: EncodeKey,
     /// The deviation `u` of a row becomes that of the last of the rows after it that are in the block.
     pub follow: unsafe fn(d: LevelBlock, kinds: &[Kind], m: &[f32], u: &mut [f32]),
     /// The I-frame of the group of `rows` rows, `stride` bytes apart, padded with zeros, and who passes on to whom in it.
