@@ -13,7 +13,7 @@ pub fn greedy(model: &str, prompt: &str, n: usize) -> Vec<llama_token> {
         let model = llama_model_load_from_file(path.as_ptr(), llama_model_default_params());
         assert!(!model.is_null(), "the model cannot be read");
         let mut params = llama_context_default_params();
-        (params.n_ctx, params.n_threads, params.n_threads_batch) = (512, 2, 2);
+        (params.n_ctx, params.n_threads, params.n_threads_batch) = (512, 1, 1);
         let context = llama_init_from_model(model, params);
         assert!(!context.is_null(), "no context");
         let vocab = llama_model_get_vocab(model);

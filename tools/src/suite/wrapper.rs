@@ -23,6 +23,8 @@ const CHAT: &str = "Count from 1 to 10.";
 /// The beginning of a text that goes on for as long as one likes.
 const TEXT: &str = "It was a dark and stormy night, and";
 const TOKENS: usize = 48;
+/// Several would wait for each other in a spin, which takes minutes on a busy machine and adds in another order.
+const ONE_THREAD: [&str; 2] = ["-t", "1"];
 
 struct Bench {
     home: PathBuf,
@@ -156,7 +158,11 @@ impl Bench {
 
     fn example(&self, built: &Built, name: &str, args: &[&str]) -> Result<Finished> {
         let mut c = Command::new(built.program(name)?);
-        process::run(c.arg("-m").arg(&self.model).args(args), None)
+        c.arg("-m").arg(&self.model);
+        if name != "planner" {
+            c.args(ONE_THREAD);
+        }
+        process::run(c.args(args), None)
     }
 
     fn example_ok(&self, built: &Built, name: &str, args: &[&str]) -> Result<Finished> {
@@ -169,7 +175,7 @@ impl Bench {
         let bin = build_tree::build(&build_tree::Options::default(), &["llama-cli".into()])?;
         let types = ["--cache-type-k", "srft4", "--cache-type-v", "srft4"];
         let mut cli = Command::new(bin.join("llama-cli"));
-        cli.arg("-m").arg(&self.model).args(types);
+        cli.arg("-m").arg(&self.model).args(types).args(ONE_THREAD);
         cli.args(["-st", "-sys", SYSTEM, "-p", CHAT, "-n", "24", "--temp", "0"]);
         let cli = process::run_ok(&mut cli)?.stdout;
         let cli = answer_in(&cli, CHAT).with_context(|| format!("no answer in\n{cli}"))?;
@@ -328,7 +334,7 @@ impl Bench {
         let args =
             ["run", "--release", "--locked", "--quiet", "--features", "llama-cpp-2/dynamic-link", "--bin", "chat"];
         let mut c = self.cargo(examples, &self.home.join("target-dynamic"), &args);
-        c.arg("--").arg("-m").arg(&self.model).args(["-p", CHAT, "-n", "8"]);
+        c.arg("--").arg("-m").arg(&self.model).args(ONE_THREAD).args(["-p", CHAT, "-n", "8"]);
         let done = process::run_ok(&mut c)?;
         ensure!(done.stdout.contains("[ srft4/srft4: "), "{}", done.stdout);
         Ok(())
