@@ -1,5 +1,7 @@
 //! Attention over [`Cache`]s, for engines that are not llama.cpp.
 
+#![warn(rustdoc::broken_intra_doc_links)]
+
 use crate::attention::AttentionOp;
 use crate::cache::{dense, describe, Cache};
 use crate::error::Error;

@@ -2,6 +2,8 @@
 //!
 //! It goes through the C boundary as ggml does, so what a program gets here is what llama.cpp gets, whatever the type.
 
+#![warn(rustdoc::broken_intra_doc_links)]
+
 use crate::error::Error;
 use crate::ffi;
 use crate::kv_type::KvType;

@@ -1,5 +1,7 @@
 //! What can go wrong in the Rust interface.
 
+#![warn(rustdoc::broken_intra_doc_links)]
+
 use std::fmt;
 
 /// A type, a shape or a slice that does not fit. The message says what was wanted and what was found.

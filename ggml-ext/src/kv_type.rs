@@ -1,5 +1,7 @@
 //! A cache type as programs name it.
 
+#![warn(rustdoc::broken_intra_doc_links)]
+
 use crate::error::Error;
 use crate::table::{self, Concrete, Entry, Family};
 use std::fmt;

@@ -1,5 +1,7 @@
 //! How much memory a cache takes, before there is one.
 
+#![warn(rustdoc::broken_intra_doc_links)]
+
 use crate::error::Error;
 use crate::kv_type::KvType;
 

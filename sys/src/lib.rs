@@ -9,6 +9,8 @@
 
 #![allow(non_upper_case_globals, non_camel_case_types, non_snake_case)]
 #![allow(unpredictable_function_pointer_comparisons)]
+// Nearly all of it is generated.
+#![allow(clippy::all)]
 
 // libggml-base calls it: named here so that it is linked, after everything that needs it.
 extern crate ggml_ext as _;
