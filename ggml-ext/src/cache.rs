@@ -7,7 +7,7 @@
 use crate::error::Error;
 use crate::ffi;
 use crate::kv_type::KvType;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, View};
 use half::{bf16, f16};
 
 /// K or V of one layer: cells of `heads` rows, compressed, in the layout that llama.cpp gives them.
@@ -175,6 +175,7 @@ pub(crate) fn describe(kind: i32, ne: [usize; 3], nb: [usize; 3], data: *const u
         nb: [nb[0], nb[1], nb[2], nb[2] * ne[2]],
         data: data.cast_mut(),
         to_float: None,
+        view: View::default(),
     }
 }
 

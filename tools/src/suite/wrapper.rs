@@ -379,6 +379,7 @@ fn same_bindings(stock: &Path, ours: &Path) -> Result<()> {
 }
 
 /// Public items by kind and name, with their text: what stands before an item in brackets, and all up to the next one.
+/// Without spaces and closing commas, because bindgen's rustfmt obeys the rustfmt.toml that it finds.
 fn items(bindings: &str) -> BTreeMap<String, String> {
     let mut all: BTreeMap<String, String> = BTreeMap::new();
     let (mut name, mut before) = (String::new(), String::new());
@@ -398,9 +399,12 @@ fn items(bindings: &str) -> BTreeMap<String, String> {
         let text = all.entry(name.clone()).or_default();
         *text += &std::mem::take(&mut before);
         *text += line;
-        text.push('\n');
     }
     all.remove("");
+    for text in all.values_mut() {
+        text.retain(|c| !c.is_whitespace());
+        *text = text.replace(",)", ")").replace(",>", ">");
+    }
     all
 }
 
@@ -414,6 +418,7 @@ mod tests {
                     pub fn f(a: i32) -> i32;\n}\npub type T = i32;\n";
         let found = items(text);
         assert_eq!(found.keys().collect::<Vec<_>>(), ["const A", "fn f", "struct S", "type T"]);
-        assert!(found["struct S"].contains("pub a: i32"));
+        assert!(found["struct S"].contains("puba:i32"));
+        assert_eq!(items("pub fn f(\n    a: i32,\n) -> i32;")["fn f"], items("pub fn f(a: i32) -> i32;")["fn f"]);
     }
 }
