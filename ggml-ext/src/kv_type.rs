@@ -3,39 +3,15 @@
 #![warn(rustdoc::broken_intra_doc_links)]
 
 use crate::error::Error;
+use crate::spec::{registry, Layer, Member, Plain, Side, Spec, PLAIN};
 use crate::table::{self, Concrete, Entry, Family};
 use std::fmt;
 use std::str::FromStr;
 
-/// ggml's own types that a cache can have: name, ggml's id, values and bytes of a block.
-struct Native {
-    name: &'static str,
-    id: i32,
-    block: usize,
-    bytes: usize,
-}
-
-const fn native(name: &'static str, id: i32, block: usize, bytes: usize) -> Native {
-    Native { name, id, block, bytes }
-}
-
-/// In the order in which llama.cpp lists them.
-static NATIVES: [Native; 9] = [
-    native("f32", 0, 1, 4),
-    native("f16", 1, 1, 2),
-    native("bf16", 30, 1, 2),
-    native("q8_0", 8, 32, 34),
-    native("q4_0", 2, 32, 18),
-    native("q4_1", 3, 32, 20),
-    native("iq4_nl", 20, 32, 18),
-    native("q5_0", 6, 32, 22),
-    native("q5_1", 7, 32, 24),
-];
-
-/// The type of a K or V cache: a family of this crate (`srft4`), a family at one head size (`srft4_128`), or one of
-/// ggml's own (`f16`, `q8_0`, …).
+/// The type of a K or V cache: a family of this crate (`srft4`), a family at one head size (`srft4_128`), one of
+/// ggml's own (`f16`, `q8_0`, …), or a spec of them by layer (`srft4,0-1=srft8,-1=f16`).
 ///
-/// It parses from the names that llama.cpp's `--cache-type-k` takes and prints as one of them.
+/// It parses from what llama.cpp's `--cache-type-k` takes and prints as that.
 ///
 /// ```
 /// use ggml_ext::KvType;
@@ -73,12 +49,13 @@ pub struct KvType(Kind);
 enum Kind {
     Family(&'static Family),
     Concrete(Concrete),
-    Native(&'static Native),
+    Native(&'static Plain),
+    Spec(&'static Spec, i32),
 }
 
 impl KvType {
     /// Half-precision floats, llama.cpp's default.
-    pub const F16: KvType = KvType(Kind::Native(&NATIVES[1]));
+    pub const F16: KvType = KvType(Kind::Native(&PLAIN[1]));
 
     /// All types that can be asked for by name, ggml's own first.
     ///
@@ -87,7 +64,7 @@ impl KvType {
     /// assert!(names.contains(&"f16".to_string()) && names.contains(&"srft4".to_string()));
     /// ```
     pub fn all() -> impl Iterator<Item = KvType> {
-        let natives = NATIVES.iter().map(Kind::Native);
+        let natives = PLAIN.iter().map(Kind::Native);
         natives.chain(table::families().iter().map(Kind::Family)).map(KvType)
     }
 
@@ -100,25 +77,26 @@ impl KvType {
     /// assert_eq!(KvType::from_id(127), None);
     /// ```
     pub fn from_id(id: i32) -> Option<KvType> {
-        if let Some(native) = NATIVES.iter().find(|n| n.id == id) {
-            return Some(KvType(Kind::Native(native)));
-        }
-        table::by_id(id).map(KvType::from_entry)
+        let spec = || registry::by_id(id).map(|spec| KvType(Kind::Spec(spec, id)));
+        Member::by_id(id).map(KvType::from_member).or_else(spec)
     }
 
-    fn from_entry(entry: Entry) -> KvType {
-        match entry {
-            Entry::Family(f) => KvType(Kind::Family(f)),
-            Entry::Concrete(c) => KvType(Kind::Concrete(c)),
-        }
+    fn from_member(member: Member) -> KvType {
+        KvType(match member {
+            Member::Plain(p) => Kind::Native(p),
+            Member::Ours(Entry::Family(f)) => Kind::Family(f),
+            Member::Ours(Entry::Concrete(c)) => Kind::Concrete(c),
+        })
     }
 
-    /// The number that llama.cpp takes for it, as `ggml_type`. It never changes.
+    /// The number that llama.cpp takes for it, as `ggml_type`. It never changes, except that of a spec, which is good
+    /// for this process alone.
     pub fn id(self) -> i32 {
         match self.0 {
             Kind::Family(f) => f.id(),
             Kind::Concrete(c) => c.id(),
             Kind::Native(n) => n.id,
+            Kind::Spec(_, id) => id,
         }
     }
 
@@ -129,23 +107,43 @@ impl KvType {
 
     /// May it hold keys?
     pub fn serves_k(self) -> bool {
-        self.family().is_none_or(|f| f.serves_k)
+        self.serves(Side::K)
     }
 
     /// May it hold values?
     pub fn serves_v(self) -> bool {
-        self.family().is_none_or(|f| f.serves_v)
+        self.serves(Side::V)
     }
 
-    fn family(self) -> Option<&'static Family> {
+    fn serves(self, side: Side) -> bool {
         match self.0 {
-            Kind::Family(f) => Some(f),
-            Kind::Concrete(c) => Some(c.family),
-            Kind::Native(_) => None,
+            Kind::Family(f) => f.serves(side),
+            Kind::Concrete(c) => c.family.serves(side),
+            Kind::Native(_) => true,
+            Kind::Spec(spec, _) => spec.members().all(|m| KvType::from_member(m).serves(side)),
         }
     }
 
-    /// The head sizes that it serves; empty for ggml's own types, which serve every multiple of their block.
+    /// The type of one layer of a model: of a spec, what it says of that layer; every other type is itself. llama.cpp may
+    /// raise a layer beyond that where it would break the model.
+    ///
+    /// ```
+    /// let k: ggml_ext::KvType = "srft4,0-1=srft8,swa=srft3".parse()?;
+    /// let names = [(0, false), (2, false), (3, true)].map(|(i, sliding)| k.for_layer(i, 30, sliding).to_string());
+    /// assert_eq!(names, ["srft8", "srft4", "srft3"]);
+    /// # Ok::<(), ggml_ext::Error>(())
+    /// ```
+    pub fn for_layer(self, index: usize, layers: usize, sliding: bool) -> KvType {
+        match self.0 {
+            Kind::Spec(spec, _) => {
+                KvType::from_member(spec.member(&Layer { index, n_layer: layers, head_size: 0, sliding }).0)
+            }
+            _ => self,
+        }
+    }
+
+    /// The head sizes that it serves; empty for ggml's own types, which serve every multiple of their block, and for a
+    /// spec, which serves what its types do.
     ///
     /// ```
     /// use ggml_ext::KvType;
@@ -157,7 +155,7 @@ impl KvType {
         match self.0 {
             Kind::Family(f) => f.head_sizes().to_vec(),
             Kind::Concrete(c) => vec![c.head_size],
-            Kind::Native(_) => Vec::new(),
+            Kind::Native(_) | Kind::Spec(..) => Vec::new(),
         }
     }
 
@@ -166,7 +164,7 @@ impl KvType {
         self.row_bytes(head_size).is_some()
     }
 
-    /// Bytes of one head of one cell; None where that head size is not served.
+    /// Bytes of one head of one cell; None where that head size is not served, and for a spec, whose layers differ.
     pub fn row_bytes(self, head_size: usize) -> Option<usize> {
         match self.0 {
             Kind::Native(n) => {
@@ -200,14 +198,21 @@ impl KvType {
         match self.0 {
             Kind::Family(f) => f.at(head_size),
             Kind::Concrete(c) => (c.head_size == head_size).then_some(c),
-            Kind::Native(_) => None,
+            Kind::Native(_) | Kind::Spec(..) => None,
         }
+    }
+
+    /// Cells that are coded together, 1 where each stands alone.
+    #[cfg(test)]
+    pub(crate) fn group_cells(self, head_size: usize) -> usize {
+        self.concrete(head_size).map_or(1, Concrete::group_cells)
     }
 
     /// [`KvType::row_bytes`] as an error that says what would do.
     pub(crate) fn row_bytes_or_error(self, head_size: usize) -> Result<usize, Error> {
         self.row_bytes(head_size).ok_or_else(|| {
             let what = match self.0 {
+                Kind::Spec(..) => return Error::new(format!("{self} has a type a layer: take one of them")),
                 Kind::Native(n) => format!("multiples of {}", n.block),
                 _ => self.head_sizes().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             };
@@ -219,14 +224,9 @@ impl KvType {
 impl FromStr for KvType {
     type Err = Error;
 
-    fn from_str(name: &str) -> Result<KvType, Error> {
-        if let Some(native) = NATIVES.iter().find(|n| n.name == name) {
-            return Ok(KvType(Kind::Native(native)));
-        }
-        table::by_name(name).map(KvType::from_entry).ok_or_else(|| {
-            let names: Vec<_> = KvType::all().map(|t| t.to_string()).collect();
-            Error::new(format!("no cache type '{name}': there are {}", names.join(", ")))
-        })
+    fn from_str(text: &str) -> Result<KvType, Error> {
+        let id = registry::id_of(text).map_err(Error::new)?;
+        KvType::from_id(id).ok_or_else(|| Error::new(format!("no cache type '{text}'")))
     }
 }
 
@@ -236,6 +236,7 @@ impl fmt::Display for KvType {
             Kind::Family(family) => f.pad(family.name),
             Kind::Concrete(c) => f.pad(&c.name()),
             Kind::Native(n) => f.pad(n.name),
+            Kind::Spec(spec, _) => f.pad(spec.text()),
         }
     }
 }
@@ -282,7 +283,8 @@ mod tests {
     #[test]
     fn every_name_and_id_finds_its_type_again() {
         let concrete = table::concrete().map(|c| KvType(Kind::Concrete(c)));
-        for t in KvType::all().chain(concrete) {
+        let spec = "srft4,0-1=srft8,-1=f16".parse::<KvType>().unwrap();
+        for t in KvType::all().chain(concrete).chain([spec]) {
             assert_eq!(t.to_string().parse::<KvType>().unwrap(), t);
             assert_eq!(KvType::from_id(t.id()), Some(t));
             assert_eq!(u32::from(t) as i32, i32::from(t));

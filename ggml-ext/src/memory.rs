@@ -75,6 +75,7 @@ pub fn cache_bytes(shape: &ModelShape, ctx: usize, k: KvType, v: KvType) -> Resu
     let mut total = 0;
     for (i, layer) in shape.layers.iter().enumerate() {
         let side = |name: &str, kind: KvType, size: usize| {
+            let kind = kind.for_layer(i, shape.layers.len(), layer.window.is_some());
             kind.row_bytes_or_error(size).map_err(|e| Error::new(format!("layer {i}, {name}: {e}")))
         };
         let cell = side("K", k, layer.k_head_size)? + side("V", v, layer.v_head_size)?;
@@ -146,6 +147,13 @@ mod tests {
         mla.v_head_size = 512;
         let shape = ModelShape { layers: vec![mla] };
         assert_eq!(cache_bytes(&shape, 10, kind("srft8"), KvType::F16).unwrap(), 10 * (612 + 1024));
+    }
+
+    #[test]
+    fn specs_count_layer_by_layer() {
+        let shape = ModelShape::uniform(4, 1, 128);
+        let bytes = cache_bytes(&shape, 1, kind("srft4,0=f16,-1=srft8"), kind("srft3")).unwrap();
+        assert_eq!(bytes, 256 + 2 * 72 + 136 + 4 * 56);
     }
 
     #[test]
