@@ -1,22 +1,72 @@
 //! KV-cache types for ggml and llama.cpp.
 //!
-//! Data flows one way: f32 rows -> codec (encode) -> cache bytes -> attention (reads bytes) -> f32 output.
+//! Keys and values are rotated, quantized to 8, 4, 3 or 2 bits, and attended to as they are stored. Data flows one way:
+//! f32 rows -> codec (encode) -> cache bytes -> attention (reads bytes) -> f32 output.
+//!
+//! Inside llama.cpp the types are found by name or number: [`KvType`] parses the one into the other, and
+//! [`cache_bytes`] and [`largest_context`] tell what a cache takes before there is one. Engines of another make use
+//! [`Cache`] and [`attend`], or [`encode`] and [`decode`] for rows alone.
+//!
+//! ```
+//! use ggml_ext::{attend, AttendOptions, Cache, KvType};
+//!
+//! let kind: KvType = "srft4".parse()?;
+//! let mut k = Cache::new(kind, 128, 8, 4096)?;
+//! let mut v = Cache::new(kind, 128, 8, 4096)?;
+//! // Each token appends a cell of 8 heads …
+//! let (key, value) = (vec![0.5; 8 * 128], vec![0.25; 8 * 128]);
+//! k.write(0, &key)?;
+//! v.write(0, &value)?;
+//! // … and 32 query heads look at the cells that there are.
+//! let query = vec![0.1; 32 * 128];
+//! let out = attend(&query, 32, &k, &v, 1, &AttendOptions::default())?;
+//! assert!((out[0] - 0.25).abs() < 0.05);
+//! # Ok::<(), ggml_ext::Error>(())
+//! ```
 
 #![deny(unsafe_op_in_unsafe_fn)]
-#![warn(missing_docs)]
+#![forbid(missing_docs)]
 // Lanes and cells are numbered; an index says more than an iterator there.
 #![allow(clippy::needless_range_loop)]
+// What is hidden writes a[i] in its comments and links to its own parts; the modules of the interface take the lint back.
+#![allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links)]
 
+mod attend;
+mod cache;
+mod error;
+mod kv_type;
+mod memory;
+
+pub use attend::{attend, AttendOptions};
+pub use cache::{decode, encode, Cache};
+pub use error::Error;
+pub use kv_type::KvType;
+pub use memory::{cache_bytes, largest_context, LayerShape, ModelShape};
+
+// Not part of the interface: what the command in tools/ and the C boundary are made of. It changes without notice.
+#[doc(hidden)]
 pub mod attention;
+#[doc(hidden)]
 pub mod codec;
+#[doc(hidden)]
 pub mod domain;
+#[doc(hidden)]
 pub mod ffi;
+#[doc(hidden)]
 pub mod groups;
+#[doc(hidden)]
 pub mod guard;
+#[doc(hidden)]
 pub mod isa;
+#[doc(hidden)]
 pub mod lanes;
+#[doc(hidden)]
 pub mod rotation;
+#[doc(hidden)]
 pub mod rows;
+#[doc(hidden)]
 pub mod spec;
+#[doc(hidden)]
 pub mod table;
+#[doc(hidden)]
 pub mod tensor;

@@ -211,7 +211,7 @@ fn walk(dir: &Path) -> Result<BTreeMap<PathBuf, fs::Metadata>> {
     Ok(files)
 }
 
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+pub fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for (path, _) in walk(from)? {
         let target = to.join(&path);

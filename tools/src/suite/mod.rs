@@ -5,6 +5,7 @@ mod metal;
 mod model;
 mod ops;
 mod rust;
+mod wrapper;
 
 use std::fs;
 use std::path::PathBuf;
@@ -129,7 +130,8 @@ pub fn test(options: &Options) -> Result<ExitCode> {
             Part::Ops => ops::run(options, &mut tally),
             Part::Model => model::run(options, &mut tally),
             Part::Metal => metal::run(options, &mut tally),
-            Part::Neon | Part::Wrapper | Part::Life => {
+            Part::Wrapper => wrapper::run(options, &mut tally),
+            Part::Neon | Part::Life => {
                 tally.skip("all", 1, "not part of this version yet");
                 Ok(())
             }

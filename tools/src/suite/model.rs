@@ -177,7 +177,7 @@ fn refused(done: &Finished, words: &[&str]) -> Result<()> {
 }
 
 /// llama-cli's answer is between the prompt and its timings; llama-completion prints prompt and answer alone.
-fn answer_in(stdout: &str, prompt: &str) -> Option<String> {
+pub(super) fn answer_in(stdout: &str, prompt: &str) -> Option<String> {
     let after = &stdout[stdout.rfind(prompt)? + prompt.len()..];
     let answer = after.split("\n[ Prompt:").next().unwrap_or(after);
     Some(answer.trim().to_string())

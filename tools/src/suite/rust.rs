@@ -16,6 +16,11 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     tally.check("cargo clippy -D warnings", || {
         cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])
     });
+    tally.check("cargo doc without warnings", || {
+        let mut doc = command(&["doc", "--package", "ggml-ext", "--no-deps", "--quiet"]);
+        let _spinner = Spinner::new("cargo doc");
+        process::run_ok(doc.env("RUSTDOCFLAGS", "-D warnings")).map(drop)
+    });
     tests(options, tally)?;
     counts::run(options, tally)
 }
@@ -66,7 +71,7 @@ fn tests(options: &Options, tally: &mut Tally) -> Result<()> {
 }
 
 /// Sums of `test result: ok. 3 passed; 0 failed; 1 ignored; …`
-fn libtest_counts(text: &str) -> [u64; 3] {
+pub(super) fn libtest_counts(text: &str) -> [u64; 3] {
     let mut sums = [0; 3];
     for line in text.lines().filter_map(|l| l.strip_prefix("test result: ")) {
         for field in line.split(['.', ';']) {
@@ -82,7 +87,7 @@ fn libtest_counts(text: &str) -> [u64; 3] {
 }
 
 /// `test a::b ... FAILED`
-fn failed_names(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn failed_names(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|l| l.strip_prefix("test ")?.strip_suffix(" ... FAILED"))
 }
 
