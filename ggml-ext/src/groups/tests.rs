@@ -268,7 +268,9 @@ proptest! {
             let after = cache.read();
             prop_assert!(after.iter().flatten().all(|x| x.is_finite()));
             for c in (0..cell).chain((cell / 64 + 1) * 64..70) {
-                prop_assert_eq!(&after[c * HEADS], &before[c * HEADS]);
+                // Where there was no I-frame its first value becomes the smallest f16 instead of zero.
+                let moved = distance(&after[c * HEADS], &before[c * HEADS]);
+                prop_assert!(moved <= 1e-6 * (1.0 + energy(&before[c * HEADS]).sqrt()), "row {} moved by {}", c, moved);
             }
             // The same again says the same.
             before = after;
