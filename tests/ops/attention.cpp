@@ -19,7 +19,7 @@ constexpr double BOUND_WORST = 3.2e-2;
 // against the original rows, by the coarser of the two types
 double loose_bound(const AttentionCase & c) {
     const double bits = std::min(bits_of(c.type_k), bits_of(c.mla ? c.type_k : c.type_v));
-    return bits > 8.0 ? 0.025 : bits > 5.0 ? 0.08 : bits > 4.4 ? 0.25 : bits > 3.6 ? 0.42 : bits > 3.0 ? 0.65 :
+    return bits > 8.0 ? 0.025 : bits > 5.45 ? 0.08 : bits > 4.4 ? 0.25 : bits > 3.6 ? 0.42 : bits > 3.0 ? 0.65 :
            bits > 2.0 ? 0.8 : 1.5;
 }
 
