@@ -272,6 +272,7 @@ pub fn available() -> &'static [&'static Kernels] {
         #[cfg(target_arch = "x86_64")]
         {
             tables.extend(avx512::kernels());
+            tables.extend(avx2::vnni_kernels());
             tables.extend(avx2::kernels());
         }
         tables.push(&scalar::KERNELS);

@@ -1,8 +1,8 @@
 //! Polar rows: their levels, two blocks at a time, and scores by the tables of queries, eight cells in the lanes.
 
-use crate::codec::polar::{Polar, BLOCK, COSINES, PAIRS, TABLE, UPPER_BITS};
+use super::unpack::Chunks;
+use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE, UPPER_BITS};
 use crate::codec::srft::finite;
-use crate::codec::{load_scale, polar};
 use crate::isa::CELLS;
 use half::f16;
 use std::arch::x86_64::*;
@@ -28,18 +28,21 @@ unsafe fn upper_codes(f: Polar, row: *const u8, block: usize) -> u32 {
     unsafe { row.add(f.upper_offset() + bit / 8).cast::<u32>().read_unaligned() >> (bit % 8) }
 }
 
-/// Tables for [`levels`].
-pub(super) struct LevelTables {
+/// Levels, two blocks at a time.
+#[derive(Clone, Copy)]
+pub(super) struct PolarChunks {
+    format: Polar,
+    flips: __m256i,
     /// Low and high bytes of cosines and sines of level 1.
     first: [__m256i; 4],
     /// Cosines of levels 2, 3, 4 as words.
     upper: [__m256i; 3],
 }
 
-impl LevelTables {
+impl PolarChunks {
     #[inline]
-    #[target_feature(enable = "avx2")]
-    pub fn new(f: Polar) -> LevelTables {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub fn new(f: Polar, flip: u8) -> PolarChunks {
         let table = f.level_table();
         let bytes = |of: &dyn Fn(usize) -> u8| {
             let mut b = [0u8; 16];
@@ -49,7 +52,9 @@ impl LevelTables {
             // SAFETY: sixteen bytes.
             _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(b.as_ptr().cast()) })
         };
-        LevelTables {
+        PolarChunks {
+            format: f,
+            flips: _mm256_set1_epi8(flip as i8),
             first: [
                 bytes(&|i| table[i].0.to_le_bytes()[0]),
                 bytes(&|i| table[i].0.to_le_bytes()[1]),
@@ -69,27 +74,25 @@ impl LevelTables {
         let high = _mm256_shuffle_epi8(high, index);
         _mm256_or_si256(_mm256_shuffle_epi8(low, index), _mm256_slli_epi16::<8>(high))
     }
-}
 
-/// Levels and scales of a row.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn levels(f: Polar, tables: &LevelTables, row: *const u8, out: *mut i8, scales: &mut [f32]) {
-    // A code at bit s of a word comes to its lowest bits by a shift to the top and one to the bottom.
-    let upper_at = |at: [usize; 8]| {
-        let power = at.map(|s| (1u16 << (14 - s)) as i16);
-        let half = _mm_setr_epi16(power[0], power[1], power[2], power[3], power[4], power[5], power[6], power[7]);
-        _mm256_broadcastsi128_si256(half)
-    };
-    let places = [upper_at([0, 0, 2, 2, 4, 4, 6, 6]), upper_at([8, 8, 8, 8, 10, 10, 10, 10]), upper_at([12; 8])];
-    let mirrored = [
-        _mm256_broadcastsi128_si256(_mm_setr_epi16(0, 3, 0, 3, 0, 3, 0, 3)),
-        _mm256_broadcastsi128_si256(_mm_setr_epi16(0, 0, 3, 3, 0, 0, 3, 3)),
-        _mm256_broadcastsi128_si256(_mm_setr_epi16(0, 0, 0, 0, 3, 3, 3, 3)),
-    ];
-    for block in (0..f.blocks()).step_by(2) {
-        let second = (block + 1).min(f.blocks() - 1);
-        // SAFETY: blocks of the row, and sixteen levels of each.
+    /// The levels of two blocks.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn two_blocks(self, row: *const u8, block: usize, second: usize) -> __m256i {
+        let f = self.format;
+        // A code at bit s of a word comes to its lowest bits by a shift to the top and one to the bottom.
+        let upper_at = |at: [usize; 8]| {
+            let power = at.map(|s| (1u16 << (14 - s)) as i16);
+            let half = _mm_setr_epi16(power[0], power[1], power[2], power[3], power[4], power[5], power[6], power[7]);
+            _mm256_broadcastsi128_si256(half)
+        };
+        let places = [upper_at([0, 0, 2, 2, 4, 4, 6, 6]), upper_at([8, 8, 8, 8, 10, 10, 10, 10]), upper_at([12; 8])];
+        let mirrored = [
+            _mm256_broadcastsi128_si256(_mm_setr_epi16(0, 3, 0, 3, 0, 3, 0, 3)),
+            _mm256_broadcastsi128_si256(_mm_setr_epi16(0, 0, 3, 3, 0, 0, 3, 3)),
+            _mm256_broadcastsi128_si256(_mm_setr_epi16(0, 0, 0, 0, 3, 3, 3, 3)),
+        ];
+        // SAFETY: blocks of the row.
         unsafe {
             let (a, b) = (first_codes(f, row, block), first_codes(f, row, second));
             let code = first_fields(f, _mm256_set_m128i(_mm_set1_epi32(b as i32), _mm_set1_epi32(a as i32)));
@@ -102,18 +105,30 @@ pub(super) unsafe fn levels(f: Polar, tables: &LevelTables, row: *const u8, out:
                 // Word k of a table is bytes 2k and 2k + 1.
                 let pair =
                     _mm256_add_epi16(_mm256_mullo_epi16(code, _mm256_set1_epi16(0x202)), _mm256_set1_epi16(0x100));
-                factors[level] = _mm256_shuffle_epi8(tables.upper[level], pair);
+                factors[level] = _mm256_shuffle_epi8(self.upper[level], pair);
             }
             let weight = _mm256_mulhrs_epi16(_mm256_mulhrs_epi16(factors[2], factors[1]), factors[0]);
-            let x = _mm256_mulhrs_epi16(weight, LevelTables::look(tables.first[0], tables.first[1], code));
-            let y = _mm256_mulhrs_epi16(weight, LevelTables::look(tables.first[2], tables.first[3], code));
-            let levels = _mm256_or_si256(_mm256_and_si256(x, _mm256_set1_epi16(0xff)), _mm256_slli_epi16::<8>(y));
-            for (i, block) in (block..=second).enumerate() {
-                let half = if i == 0 { _mm256_castsi256_si128(levels) } else { _mm256_extracti128_si256::<1>(levels) };
-                _mm_storeu_si128(out.add(BLOCK * block).cast(), half);
-                let radius = load_scale(std::slice::from_raw_parts(row.add(2 * block), 2));
-                scales[block] = radius * (1.0 / polar::LEVEL_UNIT);
+            let x = _mm256_mulhrs_epi16(weight, PolarChunks::look(self.first[0], self.first[1], code));
+            let y = _mm256_mulhrs_epi16(weight, PolarChunks::look(self.first[2], self.first[3], code));
+            _mm256_or_si256(_mm256_and_si256(x, _mm256_set1_epi16(0xff)), _mm256_slli_epi16::<8>(y))
+        }
+    }
+}
+
+impl Chunks for PolarChunks {
+    #[inline(always)]
+    unsafe fn levels(self, row: *const u8, chunk: usize) -> __m256i {
+        let (block, blocks) = (2 * chunk, self.format.blocks());
+        // SAFETY: blocks of the row, on a CPU with AVX2.
+        unsafe {
+            if block >= blocks {
+                return self.flips;
             }
+            let mut levels = self.two_blocks(row, block, (block + 1).min(blocks - 1));
+            if block + 1 == blocks {
+                levels = _mm256_inserti128_si256::<1>(levels, _mm_setzero_si128());
+            }
+            _mm256_xor_si256(levels, self.flips)
         }
     }
 }
