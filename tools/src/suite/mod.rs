@@ -130,6 +130,11 @@ pub fn test(options: &Options) -> Result<ExitCode> {
             Part::Ops => ops::run(options, &mut tally),
             Part::Model => model::run(options, &mut tally),
             Part::Metal => metal::run(options, &mut tally),
+            // Two more builds of llama.cpp.
+            Part::Wrapper if options.only.is_empty() && !options.soak => {
+                tally.skip("all", 1, "long: ask for it with --only wrapper, or --soak");
+                Ok(())
+            }
             Part::Wrapper => wrapper::run(options, &mut tally),
             Part::Neon | Part::Life => {
                 tally.skip("all", 1, "not part of this version yet");
