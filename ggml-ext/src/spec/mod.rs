@@ -1,9 +1,11 @@
 //! Cache specs: which layer of a cache has which type.
 //!
-//!     srft4                        every layer
-//!     srft4,0-1=srft8,-1=f16       layers by number, from the end where negative
-//!     delta4,swa=srft4             layers with a sliding window
-//!     srft4,guard=off              without the guard
+//! ```text
+//! srft4                        every layer
+//! srft4,0-1=srft8,-1=f16       layers by number, from the end where negative
+//! delta4,swa=srft4             layers with a sliding window
+//! srft4,guard=off              without the guard
+//! ```
 //!
 //! A spec stands wherever a type's name does. llama.cpp carries a cache type as a number from the command line to the
 //! constructor of its cache and knows nothing of layers on the way; so a parsed spec is kept for the life of the process

@@ -1,8 +1,10 @@
 //! Text to spec. An error says where it is, what it is and what exists.
 //!
-//!     spec   = type *( "," item )
-//!     item   = layers "=" type | "swa" "=" type | "guard" "=" ( "on" | "off" )
-//!     layers = layer [ "-" layer ]            layer = [ "-" ] digits
+//! ```text
+//! spec   = type *( "," item )
+//! item   = layers "=" type | "swa" "=" type | "guard" "=" ( "on" | "off" )
+//! layers = layer [ "-" layer ]            layer = [ "-" ] digits
+//! ```
 //!
 //! Blanks may stand between the parts.
 
