@@ -613,6 +613,7 @@ pub unsafe extern "C" fn ggml_ext_copy(dst: *const Tensor, src: *const Tensor, i
 pub unsafe extern "C" fn ggml_ext_isa() -> *const c_char {
     guarded(c"".as_ptr(), || match isa::kernels().name {
         "avx512" => c"avx512".as_ptr(),
+        "avxvnni" => c"avxvnni".as_ptr(),
         "avx2" => c"avx2".as_ptr(),
         "neon" => c"neon".as_ptr(),
         _ => c"scalar".as_ptr(),
