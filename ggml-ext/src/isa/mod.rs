@@ -378,6 +378,62 @@ macro_rules! compile_portable_kernels {
 #[cfg(target_arch = "x86_64")]
 pub(crate) use compile_portable_kernels;
 
+/// Calls the body with the `Chunks` of a kind of row, `flip` mixed into its levels. The types that it names are those of the
+/// instruction set that calls it.
+#[cfg(target_arch = "x86_64")]
+macro_rules! with_chunks {
+    ($kind:expr, $flip:expr, |$chunks:ident| $body:expr) => {
+        match $kind {
+            $crate::isa::LevelRows::Srft(f) => match f.bits() {
+                8 => {
+                    let $chunks = SrftChunks::<8>::new(f, $flip);
+                    $body
+                }
+                4 => {
+                    let $chunks = SrftChunks::<4>::new(f, $flip);
+                    $body
+                }
+                3 => {
+                    let $chunks = SrftChunks::<3>::new(f, $flip);
+                    $body
+                }
+                _ => {
+                    let $chunks = SrftChunks::<2>::new(f, $flip);
+                    $body
+                }
+            },
+            $crate::isa::LevelRows::Polar(f) => {
+                let $chunks = PolarChunks::new(f, $flip);
+                $body
+            }
+            $crate::isa::LevelRows::Turbo(f) => match f.bits() {
+                4 => {
+                    let $chunks = TurboChunks::<3>::new(f, $flip);
+                    $body
+                }
+                _ => {
+                    let $chunks = TurboChunks::<2>::new(f, $flip);
+                    $body
+                }
+            },
+            $crate::isa::LevelRows::Qjl(f) => {
+                let $chunks = Signs::of_qjl(f, $flip);
+                $body
+            }
+            $crate::isa::LevelRows::Q8_0(size) => {
+                let $chunks = BlockChunks::<8> { size, flip: $flip };
+                $body
+            }
+            $crate::isa::LevelRows::Q4_0(size) => {
+                let $chunks = BlockChunks::<4> { size, flip: $flip };
+                $body
+            }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use with_chunks;
+
 /// Splits rows into nearly equal parts, none larger than the last of the listed sizes 1, 2, …, and calls the body
 /// with the part's first row and its size as a constant.
 macro_rules! by_rows {

@@ -245,6 +245,35 @@ fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
     }
 }
 
+/// Scores to the bit and weighted sums closely, of n rows with random queries and weights, in every instruction set.
+fn multiplied_alike(kind: LevelRows, bytes: &[u8], stride: usize, (n, rows): (usize, usize), noise: &mut Noise) {
+    let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(kind.size())).collect();
+    let weights: Vec<f32> = (0..rows * CELLS).map(|i| if i % CELLS < n { noise.uniform() } else { 0.0 }).collect();
+    let run = |k: &Kernels| {
+        let mut block = Block::new(kind);
+        let q = Bytes::new(k, kind, &queries);
+        let (mut scores, mut acc) = (vec![0.0f32; rows * CELLS], vec![0.0f32; rows * padded(kind.size())]);
+        // SAFETY: buffers of the promised shapes, kernels of this CPU.
+        unsafe {
+            (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Dot, block.raw());
+            (k.dot_levels)(block.raw(), n, q.raw, scores.as_mut_ptr());
+            (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Weigh, block.raw());
+            (k.weigh_levels)(block.raw(), n, weights.as_ptr(), rows, acc.as_mut_ptr());
+        }
+        let seen: Vec<f32> = (0..rows).flat_map(|r| scores[r * CELLS..r * CELLS + n].to_vec()).collect();
+        (seen, acc)
+    };
+    let want = run(&scalar::KERNELS);
+    for k in others() {
+        let got = run(k);
+        assert_eq!(got.0, want.0, "{} {kind:?}", k.name);
+        let norm = want.1.iter().map(|x| x.abs()).fold(0.0, f32::max);
+        for (a, b) in got.1.iter().zip(&want.1) {
+            assert!((a - b).abs() < 1e-3 * norm, "{} {kind:?}: {a}, wanted {b}", k.name);
+        }
+    }
+}
+
 /// ggml's own rows, whose scales lie between the codes.
 #[test]
 fn dots_and_weighing_of_block_rows_agree_with_scalar() {
@@ -260,31 +289,7 @@ fn dots_and_weighing_of_block_rows_agree_with_scalar() {
             // ggml never stores -128, but others may.
             block[2] = 0x80;
         }
-        let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(size)).collect();
-        let weights: Vec<f32> = (0..rows * CELLS).map(|i| if i % CELLS < n { noise.uniform() } else { 0.0 }).collect();
-        let run = |k: &Kernels| {
-            let mut block = Block::new(kind);
-            let q = Bytes::new(k, kind, &queries);
-            let (mut scores, mut acc) = (vec![0.0f32; rows * CELLS], vec![0.0f32; rows * padded(size)]);
-            // SAFETY: buffers of the promised shapes, kernels of this CPU.
-            unsafe {
-                (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Dot, block.raw());
-                (k.dot_levels)(block.raw(), n, q.raw, scores.as_mut_ptr());
-                (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Weigh, block.raw());
-                (k.weigh_levels)(block.raw(), n, weights.as_ptr(), rows, acc.as_mut_ptr());
-            }
-            let seen: Vec<f32> = (0..rows).flat_map(|r| scores[r * CELLS..r * CELLS + n].to_vec()).collect();
-            (seen, acc)
-        };
-        let want = run(&scalar::KERNELS);
-        for k in others() {
-            let got = run(k);
-            assert_eq!(got.0, want.0, "{} {kind:?}", k.name);
-            let norm = want.1.iter().map(|x| x.abs()).fold(0.0, f32::max);
-            for (a, b) in got.1.iter().zip(&want.1) {
-                assert!((a - b).abs() < 1e-3 * norm, "{} {kind:?}: {a}, wanted {b}", k.name);
-            }
-        }
+        multiplied_alike(kind, &bytes, stride, (n, rows), &mut noise);
     }
 }
 
@@ -490,33 +495,8 @@ fn levels_of_every_format_are_multiplied_alike() {
     let mut noise = Noise::new(17);
     for f in all_formats() {
         let (kind, stride, n, rows) = (LevelRows::from(f), f.row_bytes(), 29, 3);
-        let width = padded(kind.size());
         let bytes = encoded_rows(f, n, &mut noise);
-        let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(kind.size())).collect();
-        let weights: Vec<f32> = (0..rows * CELLS).map(|i| if i % CELLS < n { noise.uniform() } else { 0.0 }).collect();
-        let run = |k: &Kernels| {
-            let mut block = Block::new(kind);
-            let q = Bytes::new(k, kind, &queries);
-            let (mut scores, mut acc) = (vec![0.0f32; rows * CELLS], vec![0.0f32; rows * width]);
-            // SAFETY: buffers of the promised shapes, kernels of this CPU.
-            unsafe {
-                (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Dot, block.raw());
-                (k.dot_levels)(block.raw(), n, q.raw, scores.as_mut_ptr());
-                (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Weigh, block.raw());
-                (k.weigh_levels)(block.raw(), n, weights.as_ptr(), rows, acc.as_mut_ptr());
-            }
-            let seen: Vec<f32> = (0..rows).flat_map(|r| scores[r * CELLS..r * CELLS + n].to_vec()).collect();
-            (seen, acc)
-        };
-        let want = run(&scalar::KERNELS);
-        for k in others() {
-            let got = run(k);
-            assert_eq!(got.0, want.0, "{} {kind:?}", k.name);
-            let norm = want.1.iter().map(|x| x.abs()).fold(0.0, f32::max);
-            for (a, b) in got.1.iter().zip(&want.1) {
-                assert!((a - b).abs() < 1e-3 * norm, "{} {kind:?}: {a}, wanted {b}", k.name);
-            }
-        }
+        multiplied_alike(kind, &bytes, stride, (n, rows), &mut noise);
     }
 }
 

@@ -4,10 +4,12 @@
 //! levels  per 8 cells: width / 4 columns of 32 bytes; lane c of column j = values 4j..4j+4 of cell c
 //! ```
 
+use super::polar::PolarChunks;
 use super::products::Products;
-use super::unpack::{code_bytes, nibble_levels, table, with_chunks, BlockChunks, Chunks, Rows, SrftChunks};
+use super::signs::{Signs, TurboChunks};
+use super::unpack::{code_bytes, nibble_levels, table, BlockChunks, Chunks, Rows, SrftChunks};
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, LevelBlock, LevelRows, Queries, CELLS};
+use crate::isa::{by_rows, with_chunks, LevelBlock, LevelRows, Queries, CELLS};
 use std::arch::x86_64::*;
 use std::sync::atomic::{compiler_fence, Ordering};
 

@@ -10,10 +10,12 @@
 //! to 16 bits, never converted to floats. What a row loses is 1/65534 of the largest product of a cell's weight and scale
 //! in the block, far below what 8-bit queries leave.
 
+use super::polar::PolarChunks;
 use super::products::Products;
-use super::unpack::{code_bytes, nibble_levels, table, with_chunks, BlockChunks, Chunks, Rows, SrftChunks};
+use super::signs::{Signs, TurboChunks};
+use super::unpack::{code_bytes, nibble_levels, table, BlockChunks, Chunks, Rows, SrftChunks};
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, LevelBlock, LevelRows, BUNDLE, CELLS};
+use crate::isa::{by_rows, with_chunks, LevelBlock, LevelRows, BUNDLE, CELLS};
 use std::arch::x86_64::*;
 
 /// The largest 16-bit weight. CELLS of them times a level of 128 stay within 32 bits.

@@ -4,10 +4,12 @@
 //! levels  per bundle of 16 cells: width / 4 columns of 64 bytes; lane c of column j = values 4j..4j+4 of cell c
 //! ```
 
-use super::unpack::{code_bytes, forget, table, with_chunks, BlockChunks, Chunks, Rows, SrftChunks};
+use super::polar::PolarChunks;
+use super::signs::{Signs, TurboChunks};
+use super::unpack::{code_bytes, forget, table, BlockChunks, Chunks, Rows, SrftChunks};
 use super::BIAS;
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, LevelBlock, LevelRows, Queries, BUNDLE, CELLS};
+use crate::isa::{by_rows, with_chunks, LevelBlock, LevelRows, Queries, BUNDLE, CELLS};
 use std::arch::x86_64::*;
 
 /// Fills the levels of a block.

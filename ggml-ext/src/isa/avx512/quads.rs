@@ -8,10 +8,12 @@
 //! cells of sixteen values, and levels are never converted to floats. What a row loses is 1/65024 of the largest product
 //! of a cell's weight and scale in the block, far below what 8-bit queries leave.
 
-use super::unpack::{code_bytes, forget, table, with_chunks, BlockChunks, Chunks, Rows, SrftChunks};
+use super::polar::PolarChunks;
+use super::signs::{Signs, TurboChunks};
+use super::unpack::{code_bytes, forget, table, BlockChunks, Chunks, Rows, SrftChunks};
 use super::BIAS;
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, LevelBlock, LevelRows, BUNDLE, CELLS};
+use crate::isa::{by_rows, with_chunks, LevelBlock, LevelRows, BUNDLE, CELLS};
 use std::arch::asm;
 use std::arch::x86_64::*;
 

@@ -3,12 +3,14 @@
 //! A kind of row says how 64 of its values become levels in a register ([`Chunks`]); the forms that products want
 //! are written once, over that.
 
+use super::polar::PolarChunks;
+use super::signs::{Signs, TurboChunks};
 use super::{columns, quads};
 use crate::codec::plain::BLOCK;
 use crate::codec::polar;
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
 use crate::codec::turbo::Turbo;
-use crate::isa::{LevelBlock, LevelRows, Role, BUNDLE, CELLS, MAX_ROW_BYTES};
+use crate::isa::{with_chunks, LevelBlock, LevelRows, Role, BUNDLE, CELLS, MAX_ROW_BYTES};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -54,59 +56,6 @@ unsafe fn unpack_bundles(rows: Rows, role: Role, first: usize, out: LevelBlock) 
         rows.scales(out);
     }
 }
-
-/// Calls the body with the [`Chunks`] of a kind of row, `flip` mixed into its levels.
-macro_rules! with_chunks {
-    ($kind:expr, $flip:expr, |$chunks:ident| $body:expr) => {
-        match $kind {
-            LevelRows::Srft(f) => match f.bits() {
-                8 => {
-                    let $chunks = SrftChunks::<8>::new(f, $flip);
-                    $body
-                }
-                4 => {
-                    let $chunks = SrftChunks::<4>::new(f, $flip);
-                    $body
-                }
-                3 => {
-                    let $chunks = SrftChunks::<3>::new(f, $flip);
-                    $body
-                }
-                _ => {
-                    let $chunks = SrftChunks::<2>::new(f, $flip);
-                    $body
-                }
-            },
-            LevelRows::Polar(f) => {
-                let $chunks = $crate::isa::avx512::polar::PolarChunks::new(f, $flip);
-                $body
-            }
-            LevelRows::Turbo(f) => match f.bits() {
-                4 => {
-                    let $chunks = $crate::isa::avx512::signs::TurboChunks::<3>::new(f, $flip);
-                    $body
-                }
-                _ => {
-                    let $chunks = $crate::isa::avx512::signs::TurboChunks::<2>::new(f, $flip);
-                    $body
-                }
-            },
-            LevelRows::Qjl(f) => {
-                let $chunks = $crate::isa::avx512::signs::Signs::of_qjl(f, $flip);
-                $body
-            }
-            LevelRows::Q8_0(size) => {
-                let $chunks = BlockChunks::<8> { size, flip: $flip };
-                $body
-            }
-            LevelRows::Q4_0(size) => {
-                let $chunks = BlockChunks::<4> { size, flip: $flip };
-                $body
-            }
-        }
-    };
-}
-pub(super) use with_chunks;
 
 /// A kind of row, 64 values at a time.
 pub(super) trait Chunks: Copy {
