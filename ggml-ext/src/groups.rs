@@ -189,7 +189,7 @@ impl Walker {
             self.group = place.group;
             self.at = None;
             // SAFETY: the caller's promise.
-            unsafe { self.format.frame(place.group, place.stride, place.rows, &mut self.m) };
+            unsafe { self.format.frame::<Lanes>(place.group, place.stride, place.rows, &mut self.m) };
         }
     }
 

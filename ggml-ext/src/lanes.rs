@@ -49,6 +49,17 @@ pub trait Simd: Copy {
     fn last(self) -> f32;
     /// Bit BIT of each of sixteen words.
     fn bits<const BIT: u32>(words: &[u32]) -> u16;
+    /// Sixteen words, `stride` bytes apart, which is less than 2^27.
+    ///
+    /// # Safety
+    /// They are there.
+    #[inline(always)]
+    unsafe fn words(data: *const u8, stride: usize, words: &mut [u32]) {
+        for (i, word) in words[..LANES].iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *word = u32::from_le(unsafe { data.add(i * stride).cast::<u32>().read_unaligned() });
+        }
+    }
     /// The sum: lane i with i+8, then i+4, i+2, i+1.
     fn sum(self) -> f32;
     /// The largest lane.

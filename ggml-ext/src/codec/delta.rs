@@ -32,7 +32,7 @@
 //! finite counts as zero.
 
 use super::srft::Srft;
-use crate::lanes::{Simd, LANES};
+use crate::lanes::{Lanes, Simd, LANES};
 use crate::rotation::{Rotation, MAX_HEAD};
 use half::f16;
 
@@ -180,10 +180,8 @@ impl Delta {
     #[inline(always)]
     pub unsafe fn flags<S: Simd>(data: *const u8, stride: usize, rows: usize) -> Flags {
         let mut words = [0u32; GROUP_CELLS];
-        for (t, word) in words[..rows].iter_mut().enumerate() {
-            // SAFETY: row t.
-            *word = u32::from_le(unsafe { data.add(t * stride).cast::<u32>().read_unaligned() });
-        }
+        // SAFETY: the first words of the caller's rows.
+        unsafe { words_of_rows::<S>(data, stride, rows, &mut words) };
         let (mut high, mut low) = (0u64, 0u64);
         for (i, words) in words.chunks_exact(LANES).enumerate() {
             high |= u64::from(S::bits::<16>(words)) << (LANES * i);
@@ -208,15 +206,27 @@ impl Delta {
     /// # Safety
     /// `data` holds as many rows, `stride` bytes apart; there are at most GROUP_CELLS.
     #[inline(always)]
-    pub unsafe fn frame(self, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) {
+    pub unsafe fn frame<S: Simd>(self, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) {
         let mut stored = [0u16; MAX_HEAD + GROUP_CELLS];
-        // SAFETY: the shares of rows below `rows`; GROUP_CELLS shares are fewer values than `stored` has.
+        // SAFETY: the shares of rows below `rows`, or the end of the codes and a share; GROUP_CELLS shares are fewer
+        // values than `stored` has.
         unsafe {
             let first = data.add(self.residual.row_bytes());
             if rows > 0 && self.has_frame(data) {
+                let mut words = [0u32; GROUP_CELLS];
                 match self.slots() {
-                    1 => gather::<1>(first, stride, rows, &mut stored),
-                    2 => gather::<2>(first, stride, rows, &mut stored),
+                    1 => {
+                        words_of_rows::<S>(first.sub(2), stride, rows, &mut words);
+                        for (stored, word) in stored.iter_mut().zip(words) {
+                            *stored = (word >> 16) as u16;
+                        }
+                    }
+                    2 => {
+                        words_of_rows::<S>(first, stride, rows, &mut words);
+                        for (stored, word) in stored.chunks_exact_mut(2).zip(words) {
+                            stored.copy_from_slice(&[word as u16, (word >> 16) as u16]);
+                        }
+                    }
                     3 => gather::<3>(first, stride, rows, &mut stored),
                     4 => gather::<4>(first, stride, rows, &mut stored),
                     8 => gather::<8>(first, stride, rows, &mut stored),
@@ -225,7 +235,7 @@ impl Delta {
             }
         }
         for (m, &bits) in m[..self.size()].iter_mut().zip(&stored) {
-            *m = widened(u16::from_le(bits));
+            *m = widened(bits);
         }
     }
 
@@ -251,7 +261,7 @@ impl Delta {
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.frame(data, stride, rows, m) };
+        unsafe { self.frame::<Lanes>(data, stride, rows, m) };
     }
 }
 
@@ -335,20 +345,33 @@ fn first_word(row: &[u8]) -> u32 {
     u32::from_le_bytes([row[0], row[1], row[2], row[3]])
 }
 
+/// A word of each of `rows` rows; those of others are left alone.
+#[inline(always)]
+unsafe fn words_of_rows<S: Simd>(data: *const u8, stride: usize, rows: usize, words: &mut [u32; GROUP_CELLS]) {
+    // SAFETY: the caller's rows.
+    unsafe {
+        for t in (0..rows / LANES * LANES).step_by(LANES) {
+            S::words(data.add(t * stride), stride, &mut words[t..]);
+        }
+        for (t, word) in words[..rows].iter_mut().enumerate().skip(rows / LANES * LANES) {
+            *word = u32::from_le(data.add(t * stride).cast::<u32>().read_unaligned());
+        }
+    }
+}
+
 /// SLOTS 16-bit values from each of `rows` places, one after the other.
 #[inline(always)]
 unsafe fn gather<const SLOTS: usize>(first: *const u8, stride: usize, rows: usize, out: &mut [u16]) {
     for (t, out) in out.chunks_exact_mut(SLOTS).take(rows).enumerate() {
         // SAFETY: the caller's rows; byte-wise, alignment does not matter.
         let share = unsafe { first.add(t * stride).cast::<[u16; SLOTS]>().read_unaligned() };
-        out.copy_from_slice(&share);
+        out.copy_from_slice(&share.map(u16::from_le));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lanes::Lanes;
     use proptest::prelude::*;
 
     #[test]

@@ -208,7 +208,7 @@ proptest! {
                 let place = cache.place(cell, 1);
                 let (mut m, mut plain) = (vec![0.0; size], vec![0.0; size]);
                 // SAFETY: rows of the cache.
-                unsafe { f.frame(place.group, place.stride, place.rows, &mut m) };
+                unsafe { f.frame::<Lanes>(place.group, place.stride, place.rows, &mut m) };
                 f.rotation().backward(&m, &mut plain);
                 plain
             };

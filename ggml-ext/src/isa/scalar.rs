@@ -134,7 +134,7 @@ pub unsafe fn group<S: Simd>(f: Delta, data: *const u8, stride: usize, rows: usi
     m[f.size()..].fill(0.0);
     // SAFETY: the caller's promise.
     unsafe {
-        f.frame(data, stride, rows, m);
+        f.frame::<S>(data, stride, rows, m);
         Delta::flags::<S>(data, stride, rows).chain()
     }
 }

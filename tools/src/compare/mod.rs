@@ -27,9 +27,12 @@ pub struct Options {
     /// Plain text to predict (default: Hamlet, fetched)
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
-    /// Pairs K/V,K/V,… (T alone is T/T), types or specs by layer; f16, q8_0 and q4_0 are always measured
+    /// Pairs K/V,K/V,… (T alone is T/T), types or specs by layer; f16 is always measured
     #[arg(long, value_name = "K/V,…")]
     pub types: Vec<String>,
+    /// Upstream's pairs, measured before them; none for f16 alone
+    #[arg(long, value_name = "K/V,…", default_value = "q8_0,q4_0")]
+    pub beside: String,
     /// Tokens a chunk of text
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(16..))]
     pub ctx: u32,
@@ -90,8 +93,12 @@ impl Pair {
 }
 
 /// f16 first, because the others are compared with it; then upstream's; then what was asked for, once each.
-fn pairs(asked: &[String]) -> Result<Vec<Pair>> {
-    let mut names: Vec<String> = ["f16", "q8_0", "q4_0"].map(String::from).to_vec();
+fn pairs(beside: &str, asked: &[String]) -> Result<Vec<Pair>> {
+    let listed = |list: &str| types::split(list).into_iter().filter(|name| !name.trim().is_empty()).collect::<Vec<_>>();
+    let mut names = vec!["f16".to_string()];
+    if beside != "none" {
+        names.extend(listed(beside));
+    }
     if asked.is_empty() {
         // A type for keys alone stands beside f16, or what one would put beside it.
         let beside = |f: &types::Family| match f.name {
@@ -103,7 +110,7 @@ fn pairs(asked: &[String]) -> Result<Vec<Pair>> {
         names.extend(types::families().iter().filter(|f| f.k).map(beside));
         names.push("q8_0/srft4".into());
     }
-    names.extend(asked.iter().flat_map(|list| types::split(list)).filter(|name| !name.trim().is_empty()));
+    names.extend(asked.iter().flat_map(|list| listed(list)));
     let mut pairs: Vec<Pair> = Vec::new();
     for name in &names {
         let pair = Pair::parse(name)?;
@@ -127,7 +134,7 @@ pub struct Setup {
 }
 
 pub fn compare(options: &Options) -> Result<()> {
-    let pairs = pairs(&options.types)?;
+    let pairs = pairs(&options.beside, &options.types)?;
     if options.no_quality && options.no_speed {
         bail!("--no-quality and --no-speed together leave nothing to measure: drop one");
     }
@@ -253,7 +260,7 @@ mod tests {
     fn pairs_begin_with_upstream_and_are_named_once() {
         let names = |asked: &[&str]| {
             let asked: Vec<String> = asked.iter().map(|s| s.to_string()).collect();
-            pairs(&asked).unwrap().iter().map(Pair::name).collect::<Vec<_>>()
+            pairs("q8_0,q4_0", &asked).unwrap().iter().map(Pair::name).collect::<Vec<_>>()
         };
         assert_eq!(names(&["srft4,q8_0/srft4", "q4_0", "srft4/srft4"]), ["f16", "q8_0", "q4_0", "srft4", "q8_0/srft4"]);
         assert_eq!(
@@ -264,6 +271,8 @@ mod tests {
         assert!(["srft8", "srft4", "polar3", "delta4/srft4", "qjl1/f16", "q8_0/srft4"]
             .iter()
             .all(|n| default.contains(&n.to_string())));
-        assert!(pairs(&["f16/nosuch".into()]).is_err());
+        assert_eq!(pairs("none", &["srft4".into()]).unwrap().len(), 2);
+        assert!(pairs("none", &["f16/nosuch".into()]).is_err());
+        assert!(pairs("nosuch", &[]).is_err());
     }
 }

@@ -24,7 +24,8 @@ enum What {
 }
 
 struct Loop {
-    family: &'static str,
+    /// Families of K and V; the first is the one that is written.
+    pair: [&'static str; 2],
     size: usize,
     what: What,
 }
@@ -36,14 +37,24 @@ pub fn counted(work: &mut dyn FnMut()) {
     work()
 }
 
-const TYPES: [&str; 4] = ["srft8", "srft4", "srft3", "srft2"];
+const ALONE: [&str; 7] = ["srft8", "srft4", "srft3", "srft2", "delta4", "polar4", "turbo4"];
+const PAIRS: [[&str; 2]; 8] = [
+    ["srft8", "srft8"],
+    ["srft4", "srft4"],
+    ["srft3", "srft3"],
+    ["srft2", "srft2"],
+    ["delta4", "srft4"],
+    ["polar4", "polar4"],
+    ["turbo4", "turbo4"],
+    ["qjl1", "srft4"],
+];
 
 fn all() -> Vec<Loop> {
-    let attention = |family, size, group, queries| Loop { family, size, what: What::Attention { group, queries } };
-    let mut loops: Vec<Loop> = TYPES.map(|family| Loop { family, size: 128, what: What::Encode }).into();
-    loops.extend(TYPES.map(|family| attention(family, 64, 3, 1)));
-    loops.extend(TYPES.map(|family| attention(family, 128, 4, 1)));
-    loops.push(attention("srft4", 64, 3, 48));
+    let attention = |pair, size, group, queries| Loop { pair, size, what: What::Attention { group, queries } };
+    let mut loops: Vec<Loop> = ALONE.map(|t| Loop { pair: [t, t], size: 128, what: What::Encode }).into();
+    loops.extend(PAIRS.map(|pair| attention(pair, 64, 3, 1)));
+    loops.extend(PAIRS.map(|pair| attention(pair, 128, 4, 1)));
+    loops.push(attention(["srft4", "srft4"], 64, 3, 48));
     loops
 }
 
@@ -57,12 +68,13 @@ pub fn names(only: &str) -> Vec<String> {
 
 impl Loop {
     fn name(&self) -> String {
-        let Loop { family, size, what } = self;
+        let Loop { pair: [k, v], size, what } = self;
+        let pair = if k == v { k.to_string() } else { format!("{k}/{v}") };
         match what {
-            What::Encode => format!("encode {family} d{size}, per row"),
-            What::Attention { group, queries: 1 } => format!("decode {family} d{size} x{group}, per cell"),
+            What::Encode => format!("encode {k} d{size}, per row"),
+            What::Attention { group, queries: 1 } => format!("decode {pair} d{size} x{group}, per cell"),
             What::Attention { group, queries } => {
-                format!("prefill {family} d{size} x{group}, {queries} queries, per cell and query row")
+                format!("prefill {pair} d{size} x{group}, {queries} queries, per cell and query row")
             }
         }
     }
@@ -85,25 +97,25 @@ impl Loop {
         (long as f64 - short as f64) / ((to - from) * rows) as f64
     }
 
-    fn concrete(&self) -> Result<Concrete> {
-        match table::by_name(self.family) {
-            Some(Entry::Family(f)) => f.at(self.size).with_context(|| format!("{} at {}", self.family, self.size)),
-            _ => Err(anyhow!("no family {}", self.family)),
+    fn concrete(&self, family: &str) -> Result<Concrete> {
+        match table::by_name(family) {
+            Some(Entry::Family(f)) => f.at(self.size).with_context(|| format!("{family} at {}", self.size)),
+            _ => Err(anyhow!("no family {family}")),
         }
     }
 
     fn count(&self, length: usize, count: &mut impl FnMut(&mut dyn FnMut()) -> Result<u64>) -> Result<u64> {
-        let kind = self.concrete()?;
+        let [k, v] = [self.concrete(self.pair[0])?, self.concrete(self.pair[1])?];
         match self.what {
             What::Encode => {
                 let x = values(length * self.size, 1);
-                let mut rows = vec![0u8; length * kind.row_bytes()];
+                let mut rows = vec![0u8; length * k.row_bytes()];
                 let mut ok = false;
-                let n = count(&mut || ok = encode(kind, &x, &mut rows));
+                let n = count(&mut || ok = encode(k, &x, &mut rows));
                 succeeded(ok)?;
                 n
             }
-            What::Attention { group, queries } => Attention::new(kind, group, queries, length)?.count(count),
+            What::Attention { group, queries } => Attention::new([k, v], group, queries, length)?.count(count),
         }
     }
 }
@@ -126,26 +138,26 @@ struct Attention {
     q: Vec<f32>,
     mask: Vec<u16>,
     out: Vec<f32>,
-    kind: Concrete,
+    kinds: [Concrete; 2],
     group: usize,
     queries: usize,
     cells: usize,
 }
 
 impl Attention {
-    fn new(kind: Concrete, group: usize, queries: usize, cells: usize) -> Result<Attention> {
-        let size = kind.head_size;
-        let mut rows = [1, 2].map(|seed| (seed, vec![0u8; cells * kind.row_bytes()]));
-        for (seed, rows) in &mut rows {
-            succeeded(encode(kind, &values(cells * size, *seed), rows))?;
+    fn new(kinds: [Concrete; 2], group: usize, queries: usize, cells: usize) -> Result<Attention> {
+        let size = kinds[0].head_size;
+        let mut rows = kinds.map(|kind| vec![0u8; cells * kind.row_bytes()]);
+        for ((seed, kind), rows) in (1..).zip(kinds).zip(&mut rows) {
+            succeeded(encode(kind, &values(cells * size, seed), rows))?;
         }
         Ok(Attention {
-            rows: rows.map(|(_, rows)| rows),
+            rows,
             q: values(size * queries * group, 3),
             // llama.cpp always gives one.
             mask: vec![0; cells * queries],
             out: vec![0.0; size * group * queries],
-            kind,
+            kinds,
             group,
             queries,
             cells,
@@ -153,10 +165,11 @@ impl Attention {
     }
 
     fn count(mut self, count: &mut impl FnMut(&mut dyn FnMut()) -> Result<u64>) -> Result<u64> {
-        let (size, group, queries, cells) = (self.kind.head_size, self.group, self.queries, self.cells);
-        let cache =
-            |rows: &mut Vec<u8>| tensor(self.kind.id(), self.kind.row_bytes(), [size, cells, 1, 1], rows.as_mut_ptr());
-        let [k, v] = self.rows.each_mut().map(cache);
+        let (size, group, queries, cells) = (self.kinds[0].head_size, self.group, self.queries, self.cells);
+        let [k, v] = [0, 1].map(|side: usize| {
+            let (kind, rows) = (self.kinds[side], self.rows[side].as_mut_ptr());
+            tensor(kind.id(), kind.row_bytes(), [size, cells, 1, 1], rows)
+        });
         let mask = tensor(F16, 2 * cells, [cells, queries, 1, 1], self.mask.as_mut_ptr().cast());
         let op = AttentionOp {
             q: tensor(F32, 4 * size, [size, queries, group, 1], self.q.as_mut_ptr().cast()),
@@ -258,7 +271,7 @@ mod tests {
         assert_eq!(names("decode srft4 d128 x4"), ["decode srft4 d128 x4, per cell"]);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 13);
+        assert_eq!(all.len(), 24);
     }
 
     #[test]
@@ -270,7 +283,7 @@ mod tests {
             Ok(calls)
         })
         .unwrap();
-        assert_eq!(calls, 2 * 13);
+        assert_eq!(calls, 2 * 24);
     }
 
     #[test]

@@ -39,7 +39,7 @@ impl Way {
 }
 
 /// The instruction sets that have numbers, and whether callgrind knows them.
-const ISAS: [(&str, bool); 3] = [("scalar", true), ("avx2", true), ("avx512", false)];
+const ISAS: [(&str, bool); 4] = [("scalar", true), ("avx2", true), ("avxvnni", false), ("avx512", false)];
 /// Counted both ways.
 const BOTH: (&str, &str) = ("avx2", "decode srft4 d128 x4");
 

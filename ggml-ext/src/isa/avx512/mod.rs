@@ -157,6 +157,15 @@ impl Simd for F32x16 {
         }
     }
     #[inline(always)]
+    unsafe fn words(data: *const u8, stride: usize, words: &mut [u32]) {
+        unsafe {
+            let row = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let offsets = _mm512_mullo_epi32(row, _mm512_set1_epi32(stride as i32));
+            let gathered = _mm512_i32gather_epi32::<1>(offsets, data.cast());
+            _mm512_storeu_si512(words[..LANES].as_mut_ptr().cast(), gathered);
+        }
+    }
+    #[inline(always)]
     fn sum(self) -> f32 {
         unsafe {
             let a = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
