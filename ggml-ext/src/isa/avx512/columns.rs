@@ -33,6 +33,7 @@ unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
     let nibble = _mm512_set1_epi8(15);
     for first in (0..rows.n).step_by(BUNDLE) {
         let stride = forget(rows.stride);
+        rows.expect::<BUNDLE>(first);
         for chunk in 0..f.size() / 64 {
             // SAFETY: a bundle of rows and of the block.
             unsafe {
@@ -78,6 +79,7 @@ unsafe fn codes(p: *const u8, stride: usize) -> [__m512i; 8] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
     for first in (0..rows.n).step_by(BUNDLE) {
+        rows.expect::<BUNDLE>(first);
         // SAFETY: chunks of sixteen rows, a bundle of the block.
         unsafe {
             for chunk in 0..out.width / 64 {

@@ -44,6 +44,7 @@ unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
     let bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     for first in (0..rows.n).step_by(4) {
         let stride = forget(rows.stride);
+        rows.expect::<4>(first);
         for chunk in 0..f.size() / 64 {
             // SAFETY: four rows, and a quad of the block.
             unsafe {
@@ -85,6 +86,7 @@ fn permute_words(order: __m512i, x: __m512i) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
     for first in (0..rows.n).step_by(4) {
+        rows.expect::<4>(first);
         // SAFETY: chunks of four rows, a quad of the block.
         unsafe {
             for chunk in 0..out.width / 64 {
