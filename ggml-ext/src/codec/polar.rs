@@ -240,7 +240,7 @@ impl Polar {
             scales[block] = load_scale(&row[2 * block..]) * (1.0 / LEVEL_UNIT);
             let codes = self.get(row, block);
             for (j, xy) in levels.chunks_exact_mut(2).enumerate() {
-                let weight = fixed_weight(weight_index(codes.upper, j));
+                let weight = FIXED_WEIGHTS[weight_index(codes.upper, j)];
                 let (cos, sin) = table[usize::from(codes.first[j])];
                 (xy[0], xy[1]) = (rounded_product(weight, cos) as i8, rounded_product(weight, sin) as i8);
             }
@@ -249,11 +249,12 @@ impl Polar {
 
     /// LEVEL_UNIT times cosine and sine of the codes of level 1, rounded; the second half repeats where there are 8.
     #[inline(always)]
-    pub fn level_table(self) -> [(i16, i16); TABLE] {
-        std::array::from_fn(|code| {
-            let (cos, sin) = direction(self.bits, code);
-            ((LEVEL_UNIT * cos).round() as i16, (LEVEL_UNIT * sin).round() as i16)
-        })
+    pub fn level_table(self) -> &'static [(i16, i16); TABLE] {
+        if self.bits == 4 {
+            &LEVEL_TABLES[1]
+        } else {
+            &LEVEL_TABLES[0]
+        }
     }
 
     /// The tables of a rotated query, TABLE values for each pair: what every code of level 1 would contribute.
@@ -321,19 +322,43 @@ fn by_quadrant(x: f32, y: f32, n: u8, sectors: u8) -> u8 {
 
 /// Cosine and sine of the middle of a sector; codes beyond the last begin again.
 #[inline(always)]
-fn direction(bits: u32, code: usize) -> (f32, f32) {
+const fn direction(bits: u32, code: usize) -> (f32, f32) {
     // Of the first quadrant: cos of (code + 1/2) of a sector.
     const OF_16: [f32; 4] = [0.980_785_25, 0.831_469_6, 0.555_570_24, 0.195_090_32];
     const OF_8: [f32; 2] = [0.923_879_5, 0.382_683_43];
     let quarter = 1usize << (bits - 2);
     let (quadrant, n) = (code / quarter % 4, code % quarter);
-    let of = |n: usize| if bits == 4 { OF_16[n] } else { OF_8[n] };
-    let (cos, sin) = (of(n), of(quarter - 1 - n));
+    let (cos, sin) = match bits {
+        4 => (OF_16[n], OF_16[quarter - 1 - n]),
+        _ => (OF_8[n], OF_8[quarter - 1 - n]),
+    };
     match quadrant {
         0 => (cos, sin),
         1 => (-sin, cos),
         2 => (-cos, -sin),
         _ => (sin, -cos),
+    }
+}
+
+/// For 3 and 4 bits.
+static LEVEL_TABLES: [[(i16, i16); TABLE]; 2] = [level_table(3), level_table(4)];
+
+const fn level_table(bits: u32) -> [(i16, i16); TABLE] {
+    let (mut table, mut code) = ([(0, 0); TABLE], 0);
+    while code < TABLE {
+        let (cos, sin) = direction(bits, code);
+        table[code] = (rounded(LEVEL_UNIT * cos), rounded(LEVEL_UNIT * sin));
+        code += 1;
+    }
+    table
+}
+
+/// To the nearest, halves away from zero.
+const fn rounded(x: f32) -> i16 {
+    if x < 0.0 {
+        (x - 0.5) as i16
+    } else {
+        (x + 0.5) as i16
     }
 }
 
@@ -355,23 +380,31 @@ fn weights(upper: u16, radius: f32) -> [f32; PAIRS] {
     })
 }
 
-/// A weight without the radius, 1.0 being 2^15.
-#[inline(always)]
-pub fn fixed_weight(index: usize) -> i16 {
+/// The weights without the radius, 1.0 being 2^15.
+pub static FIXED_WEIGHTS: [i16; 64] = {
+    let (mut weights, mut i) = ([0; 64], 0);
+    while i < 64 {
+        weights[i] = fixed_weight(i);
+        i += 1;
+    }
+    weights
+};
+
+const fn fixed_weight(index: usize) -> i16 {
     let (a, b, c) = (index & 3, index >> 2 & 3, index >> 4);
     rounded_product(rounded_product(fixed_cosine(2, a), fixed_cosine(1, b)), fixed_cosine(0, c))
 }
 
 /// An entry of [`COSINES`], 1.0 being 2^15.
 #[inline(always)]
-pub fn fixed_cosine(level: usize, code: usize) -> i16 {
-    (32768.0 * COSINES[level][code]).round() as i16
+pub const fn fixed_cosine(level: usize, code: usize) -> i16 {
+    rounded(32768.0 * COSINES[level][code])
 }
 
 /// a * b / 2^15, rounded: what `pmulhrsw` computes.
 #[inline(always)]
-fn rounded_product(a: i16, b: i16) -> i16 {
-    ((i32::from(a) * i32::from(b) + (1 << 14)) >> 15) as i16
+const fn rounded_product(a: i16, b: i16) -> i16 {
+    ((a as i32 * b as i32 + (1 << 14)) >> 15) as i16
 }
 
 #[cfg(test)]
@@ -610,7 +643,7 @@ mod tests {
         for bits in [3, 4] {
             let table = Polar::new(bits, 64).unwrap().level_table();
             for index in 0..64 {
-                for (cos, sin) in table {
+                for &(cos, sin) in table {
                     for v in [cos, sin] {
                         let level = rounded_product(fixed_weight(index), v);
                         assert!((-127..=127).contains(&level), "{level}");

@@ -83,7 +83,11 @@ unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
         // SAFETY: chunks of sixteen rows, a bundle of the block.
         unsafe {
             for chunk in 0..out.width / 64 {
-                let levels = std::array::from_fn(|i| chunks.levels(rows.row(first + i), chunk));
+                // Not a closure, which the compiler would call instead of inlining what a kind of row does.
+                let mut levels = [_mm512_setzero_si512(); BUNDLE];
+                for (i, levels) in levels.iter_mut().enumerate() {
+                    *levels = chunks.levels(rows.row(first + i), chunk);
+                }
                 let to = out.levels.add(first * out.width + chunk * 1024);
                 for (j, column) in words_of_16(levels).into_iter().enumerate() {
                     _mm512_storeu_si512(to.add(64 * j).cast(), column);

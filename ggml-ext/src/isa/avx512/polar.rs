@@ -6,7 +6,7 @@
 
 use super::columns::words_of_4;
 use super::unpack::Chunks;
-use crate::codec::polar::{fixed_weight, Polar, BLOCK, COSINES, PAIRS, TABLE, UPPER_BITS};
+use crate::codec::polar::{Polar, BLOCK, COSINES, FIXED_WEIGHTS, PAIRS, TABLE, UPPER_BITS};
 use crate::isa::{BUNDLE, CELLS};
 use std::arch::x86_64::*;
 
@@ -60,12 +60,9 @@ impl PolarChunks {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     pub fn new(format: Polar, flip: u8) -> Self {
         let table = format.level_table();
-        let (mut cosines, mut sines, mut weights) = ([0i16; 32], [0i16; 32], [0i16; 64]);
+        let (mut cosines, mut sines) = ([0i16; 32], [0i16; 32]);
         for i in 0..32 {
             (cosines[i], sines[i]) = table[i % TABLE];
-        }
-        for (i, w) in weights.iter_mut().enumerate() {
-            *w = fixed_weight(i);
         }
         // SAFETY: arrays of the registers' size.
         let load = |x: &[i16]| unsafe { _mm512_loadu_si512(x[..32].as_ptr().cast()) };
@@ -73,42 +70,52 @@ impl PolarChunks {
             format,
             cosines: load(&cosines),
             sines: load(&sines),
-            weights: [load(&weights), load(&weights[32..])],
+            weights: [load(&FIXED_WEIGHTS), load(&FIXED_WEIGHTS[32..])],
             flip: _mm512_set1_epi8(flip as i8),
         }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn chunk(self, row: *const u8, chunk: usize) -> __m512i {
-        let f = self.format;
-        let blocks = (f.blocks() - 4 * chunk).min(4);
-        // SAFETY: the bytes of these blocks alone are read.
-        let (first, upper) = unsafe { (first_codes(f, row, chunk, blocks), upper_codes(f, row, chunk, blocks)) };
-        let code = fields(first, if f.bits() == 4 { &FIRST_4 } else { &FIRST_3 });
-        let three = _mm512_set1_epi16(3);
-        let upper = UPPER.each_ref().map(|places| _mm512_and_si512(fields(upper, places), three));
-        // As weight_index has it: level 4 in bits 0, level 3 in bits 2, level 2 in bits 4.
-        let index = _mm512_or_si512(
-            upper[2],
-            _mm512_or_si512(_mm512_slli_epi16::<2>(upper[1]), _mm512_slli_epi16::<4>(upper[0])),
-        );
-        let mirrored = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 0x30, 0x0c, 0x3c, 0x03, 0x33, 0x0f, 0x3f));
-        let index = _mm512_xor_si512(index, mirrored);
-        let weight = _mm512_permutex2var_epi16(self.weights[0], index, self.weights[1]);
-        let x = _mm512_mulhrs_epi16(weight, _mm512_permutexvar_epi16(code, self.cosines));
-        let y = _mm512_mulhrs_epi16(weight, _mm512_permutexvar_epi16(code, self.sines));
-        let levels = _mm512_or_si512(_mm512_and_si512(x, _mm512_set1_epi16(0xff)), _mm512_slli_epi16::<8>(y));
-        let there = u64::MAX >> (64 - BLOCK * blocks);
-        _mm512_xor_si512(_mm512_maskz_mov_epi8(there, levels), self.flip)
+    /// 64 levels, of the codes of level 1 and of the others.
+    ///
+    /// # Safety
+    /// A CPU with AVX-512.
+    #[inline(always)]
+    unsafe fn combine(self, first: __m128i, upper: __m128i) -> __m512i {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let code = fields(first, if self.format.bits() == 4 { &FIRST_4 } else { &FIRST_3 });
+            let three = _mm512_set1_epi16(3);
+            // As weight_index has it: level 4 in bits 0, level 3 in bits 2, level 2 in bits 4.
+            let level_4 = _mm512_and_si512(fields(upper, &UPPER[2]), three);
+            let level_3 = _mm512_slli_epi16::<2>(_mm512_and_si512(fields(upper, &UPPER[1]), three));
+            let level_2 = _mm512_slli_epi16::<4>(_mm512_and_si512(fields(upper, &UPPER[0]), three));
+            let mirrored = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 0x30, 0x0c, 0x3c, 0x03, 0x33, 0x0f, 0x3f));
+            let index = _mm512_xor_si512(_mm512_or_si512(level_4, _mm512_or_si512(level_3, level_2)), mirrored);
+            let weight = _mm512_permutex2var_epi16(self.weights[0], index, self.weights[1]);
+            let x = _mm512_mulhrs_epi16(weight, _mm512_permutexvar_epi16(code, self.cosines));
+            let y = _mm512_mulhrs_epi16(weight, _mm512_permutexvar_epi16(code, self.sines));
+            let levels = _mm512_or_si512(_mm512_and_si512(x, _mm512_set1_epi16(0xff)), _mm512_slli_epi16::<8>(y));
+            _mm512_xor_si512(levels, self.flip)
+        }
     }
 }
 
 impl Chunks for PolarChunks {
     #[inline(always)]
     unsafe fn levels(self, row: *const u8, chunk: usize) -> __m512i {
-        // SAFETY: the caller's promise.
-        unsafe { self.chunk(row, chunk) }
+        let f = self.format;
+        // SAFETY: the caller's promise; what is read lies in the row.
+        unsafe {
+            if f.blocks() >= 4 * (chunk + 1) && f.bits() == 4 {
+                // Codes of level 1 follow those of the others, so there are eight bytes.
+                let first = _mm_loadu_si128(row.add(f.first_offset() + 16 * chunk).cast());
+                let upper = _mm_loadl_epi64(row.add(f.upper_offset() + UPPER_BYTES * chunk).cast());
+                return self.combine(first, upper);
+            }
+            let blocks = (f.blocks() - 4 * chunk).min(4);
+            let levels = self.combine(first_codes(f, row, chunk, blocks), upper_codes(f, row, chunk, blocks));
+            _mm512_mask_mov_epi8(self.flip, u64::MAX >> (64 - BLOCK * blocks), levels)
+        }
     }
 }
 

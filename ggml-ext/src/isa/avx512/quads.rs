@@ -90,7 +90,10 @@ unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
         // SAFETY: chunks of four rows, a quad of the block.
         unsafe {
             for chunk in 0..out.width / 64 {
-                let levels = std::array::from_fn(|i| chunks.levels(rows.row(first + i), chunk));
+                let mut levels = [_mm512_setzero_si512(); 4];
+                for (i, levels) in levels.iter_mut().enumerate() {
+                    *levels = chunks.levels(rows.row(first + i), chunk);
+                }
                 let to = out.levels.add(first * out.width + chunk * 256);
                 for (j, piece) in values_of_4(levels).into_iter().enumerate() {
                     _mm512_storeu_si512(to.add(64 * j).cast(), piece);
