@@ -461,31 +461,30 @@ pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], 
 }
 
 /// Where cells of whole groups go: for each cell of `cells` (ascending) the cell that it is to have, in a cache where
-/// `free` says which cells are. Every group goes to a free group as it is, its own where that is free; None where there
-/// are not enough.
+/// `free` says which cells are. Groups keep their places where all of these are free, else they go to the first free ones
+/// in order; None where there are not enough.
 pub fn place_groups(cells: &[u32], source_cells: u32, free: &[bool], group: usize) -> Option<Vec<u32>> {
     let rows = |g: usize, cells: usize| group.min(cells.saturating_sub(g * group));
     let mut groups: Vec<usize> = cells.iter().map(|&c| c as usize / group).collect();
     groups.dedup();
-    let mut open: Vec<bool> = free.chunks(group).map(|cells| cells.iter().all(|&f| f)).collect();
-    let fits = |from: usize, to: usize| rows(from, source_cells as usize) == rows(to, free.len());
-    let mut placed: Vec<Option<usize>> = vec![None; groups.len()];
-    for (&g, to) in groups.iter().zip(&mut placed) {
-        if open.get(g) == Some(&true) && fits(g, g) {
-            open[g] = false;
-            *to = Some(g);
-        }
-    }
+    let open: Vec<bool> = free.chunks(group).map(|cells| cells.iter().all(|&f| f)).collect();
+    let takes = |from: usize, to: usize| {
+        open.get(to) == Some(&true) && rows(from, source_cells as usize) == rows(to, free.len())
+    };
+    let own = groups.iter().all(|&g| takes(g, g)).then(|| groups.clone());
     let mut next = 0;
-    for (&g, to) in groups.iter().zip(&mut placed).filter(|(_, to)| to.is_none()) {
-        let found = (next..open.len()).find(|&to| open[to] && fits(g, to))?;
-        open[found] = false;
-        *to = Some(found);
-        next = found + 1;
-    }
+    let first = || {
+        let mut place = |&g: &usize| {
+            let to = (next..open.len()).find(|&to| takes(g, to))?;
+            next = to + 1;
+            Some(to)
+        };
+        groups.iter().map(&mut place).collect::<Option<Vec<_>>>()
+    };
+    let placed = own.or_else(first)?;
     let target = |cell: u32| {
         let at = groups.binary_search(&(cell as usize / group)).ok()?;
-        Some((placed[at]? * group + cell as usize % group) as u32)
+        Some((placed[at] * group + cell as usize % group) as u32)
     };
     cells.iter().map(|&c| target(c)).collect()
 }

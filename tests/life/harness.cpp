@@ -107,9 +107,9 @@ bool is_grouped(const Pair & types) {
 // Measured means are a half to two thirds of these.
 double loss_of(const Pair & types) {
     static const std::map<std::string, double> bounds = {
-        { "srft8", 0.0005 }, { "srft4", 0.05 }, { "srft3", 0.2 }, { "srft2", 0.8 }, { "delta4", 0.06 }, { "delta3", 0.25 },
-        { "polar4", 0.1 },   { "polar3", 0.3 }, { "turbo4", 0.2 }, { "turbo3", 0.6 }, { "qjl1", 2.0 },
-        { "q8_0", 0.0005 },  { "f16", 1e-5 },
+        { "srft8", 0.0005 }, { "srft4", 0.045 }, { "srft3", 0.2 },   { "srft2", 0.8 },  { "delta4", 0.03 }, { "delta3", 0.12 },
+        { "polar4", 0.25 },  { "polar3", 0.55 }, { "turbo4", 0.15 }, { "turbo3", 0.4 }, { "qjl1", 1.1 },    { "q8_0", 0.0005 },
+        { "f16", 1e-5 },
     };
     double res = 0.0;
     for (const std::string & spec : { types.k, types.v }) {

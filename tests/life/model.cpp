@@ -92,16 +92,16 @@ bool write_model(const Shape & shape, const std::string & path) {
     }
     w.weight("token_embd", N_EMBD, N_VOCAB, gemma ? 1.0f : 16.0f);
     if (!gemma) {
-        w.weight("output", N_EMBD, N_VOCAB, 2.5f);
+        w.weight("output", N_EMBD, N_VOCAB, 2.0f);
     }
     w.norm("output_norm", N_EMBD, gemma ? 2.5f : 1.0f);
     for (int il = 0; il < shape.n_layer; il++) {
         const std::string blk = "blk." + std::to_string(il) + ".";
         w.norm(blk + "attn_norm", N_EMBD, 1.0f);
-        w.weight(blk + "attn_q", N_EMBD, n_q, 1.6f);
-        w.weight(blk + "attn_k", N_EMBD, n_kv, 1.6f);
+        w.weight(blk + "attn_q", N_EMBD, n_q, 1.2f);
+        w.weight(blk + "attn_k", N_EMBD, n_kv, 1.2f);
         w.weight(blk + "attn_v", N_EMBD, n_kv, 1.0f);
-        w.weight(blk + "attn_output", n_q, N_EMBD, 2.0f);
+        w.weight(blk + "attn_output", n_q, N_EMBD, 1.5f);
         w.norm(blk + "ffn_norm", N_EMBD, 1.0f);
         w.weight(blk + "ffn_gate", N_EMBD, N_FF, 1.0f);
         w.weight(blk + "ffn_up", N_EMBD, N_FF, 1.0f);

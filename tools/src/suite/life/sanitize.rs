@@ -44,7 +44,18 @@ fn threads(tally: &mut Tally) {
     tally.check(what, || {
         let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
         let mut c = Command::new("cargo");
-        c.args(["+nightly", "test", "-Zbuild-std", "--target", &target, "-p", "ggml-ext", "--lib", "--", "attention::"]);
+        c.args([
+            "+nightly",
+            "test",
+            "-Zbuild-std",
+            "--target",
+            &target,
+            "-p",
+            "ggml-ext",
+            "--lib",
+            "--",
+            "attention::",
+        ]);
         c.env("RUSTFLAGS", "-Zsanitizer=thread").current_dir(project_root());
         process::run_ok(process::forget_cargo(&mut c)).map(drop)
     });
