@@ -212,15 +212,18 @@ fn run(case: Case, kernels: &'static Kernels) -> (Vec<f32>, f64) {
     let mut work = vec![0xa5u8; attention.work_size(case.threads)];
     // As ggml does: all threads at once, and once more when all have ended.
     let work = work.as_mut_ptr();
-    let steps: [unsafe fn(&Attention, usize, usize, *mut u8); 2] = [Attention::compute, Attention::finish];
+    // SAFETY (of both): the tensors above hold what they say, and every thread has its own number.
+    let steps: [fn(&Attention, usize, usize, *mut u8); 2] = [
+        |attention, ith, nth, work| unsafe { attention.compute(ith, nth, work) },
+        |attention, ith, nth, work| unsafe { attention.finish(ith, nth, work) },
+    ];
     for step in steps {
         std::thread::scope(|scope| {
             for ith in 0..case.threads {
                 let (attention, work) = (Shared(&attention), Shared(work));
                 scope.spawn(move || {
                     let (attention, work) = (attention, work);
-                    // SAFETY: the tensors above hold what they say, and every thread has its own number.
-                    unsafe { step(attention.0, ith, case.threads, work.0) }
+                    step(attention.0, ith, case.threads, work.0);
                 });
             }
         });

@@ -3,9 +3,7 @@
 use super::*;
 use crate::codec::delta::{Delta, GROUP_CELLS};
 use crate::groups;
-use crate::isa::scalar;
 use crate::isa::tests::Noise;
-use crate::table::families;
 use proptest::prelude::*;
 
 fn side(name: &str, heads: u32) -> Side {
@@ -115,50 +113,6 @@ fn what_differs_is_named() {
     let newer = body_bytes(&[&MAGIC.to_le_bytes()[..], &[2, 0, 0, 0], &[0; 12]].concat());
     assert!(newer.unwrap_err().contains("version 2"));
 }
-
-#[test]
-fn rows_are_those_of_version_1() {
-    // States hold rows: another number here is another format, and needs another version in `Concrete::version`.
-    let mut sums = Vec::new();
-    for family in families() {
-        let sum = family.head_sizes().iter().fold(0u64, |sum, &size| {
-            let c = family.at(size).expect("listed");
-            let mut noise = Noise::new(size as u64);
-            let x: Vec<f32> = (0..GROUP_CELLS * size).map(|_| (8.0 * noise.uniform()).round()).collect();
-            let mut rows = vec![0u8; GROUP_CELLS * c.row_bytes()];
-            match c.storage() {
-                Storage::Alone(f) => x
-                    .chunks_exact(size)
-                    .zip(rows.chunks_exact_mut(c.row_bytes()))
-                    // SAFETY: one row each, on any CPU.
-                    .for_each(|(x, row)| unsafe { (scalar::KERNELS.encode)(f, x, row) }),
-                Storage::Grouped(f) => groups::encode(f, &scalar::KERNELS, &x, &mut rows),
-            }
-            sum ^ checksum(&[&rows])
-        });
-        sums.push((family.name, c_version(family.name), format!("{sum:016x}")));
-    }
-    let sums: Vec<_> = sums.iter().map(|(name, version, sum)| (*name, *version, sum.as_str())).collect();
-    assert_eq!(sums, VERSION_1);
-}
-
-fn c_version(family: &str) -> u32 {
-    families().iter().find(|f| f.name == family).and_then(|f| f.at(64)).map_or(0, Concrete::version)
-}
-
-const VERSION_1: [(&str, u32, &str); 11] = [
-    ("srft8", 1, ""),
-    ("srft4", 1, ""),
-    ("srft3", 1, ""),
-    ("srft2", 1, ""),
-    ("delta4", 1, ""),
-    ("delta3", 1, ""),
-    ("polar4", 1, ""),
-    ("polar3", 1, ""),
-    ("turbo4", 1, ""),
-    ("turbo3", 1, ""),
-    ("qjl1", 1, ""),
-];
 
 proptest! {
     #[test]
