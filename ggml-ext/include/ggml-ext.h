@@ -147,6 +147,71 @@ bool ggml_ext_get_rows(const struct ggml_ext_tensor * dst, const struct ggml_ext
 bool ggml_ext_copy_supports(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src);
 bool ggml_ext_copy(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src, int ith, int nth);
 
+// Saved states. A state of a cache with a type of ours begins with a header that names the format, is compared with the
+// caches of a context before anything is touched, and covers what llama.cpp itself does not check. src/state.rs has the
+// layout.
+
+#define GGML_EXT_STATE_MAGIC  0x7473766b  // a state of stock llama.cpp has the number of streams there
+#define GGML_EXT_STATE_PREFIX 20          // bytes from which the length of the header is known
+
+struct ggml_ext_state_layer {
+    uint32_t index;     // in the model
+    int32_t  type_k;    // -1: none
+    int32_t  type_v;
+    uint32_t n_k;       // values of a cell, all heads
+    uint32_t n_v;
+    uint64_t bytes_k;   // of a cell
+    uint64_t bytes_v;
+};
+
+struct ggml_ext_state_range {  // cells from..to, `to` excluded
+    uint32_t stream;
+    uint32_t from;
+    uint32_t to;
+};
+
+struct ggml_ext_state_cache {
+    uint32_t streams;
+    uint32_t cells;         // of a stream
+    uint32_t sequences;     // a state's: those that it has; a context's: those that it may have
+    bool     v_transposed;
+    bool     rotated;       // by llama.cpp
+    const struct ggml_ext_state_layer * layers;
+    size_t                              n_layers;
+    const struct ggml_ext_state_range * ranges;    // a state's: its cells; a context's: those that a sequence may take
+    size_t                              n_ranges;
+};
+
+struct ggml_ext_state {
+    bool     one_sequence;
+    uint32_t foreign;       // version of llama.cpp's states
+    uint64_t meta_bytes;    // what llama.cpp writes of cells
+    uint64_t meta_sum;      // its ggml_ext_state_checksum
+    uint64_t data_bytes;    // rows
+    const struct ggml_ext_state_cache * caches;
+    size_t                              n_caches;
+};
+
+// The header of a state, prefix included: its length; written where it fits into `size`.
+size_t ggml_ext_state_header(const struct ggml_ext_state * state, void * dst, size_t size);
+// Bytes of the header behind the prefix; -1, with a message, where it is none or of another version.
+int64_t ggml_ext_state_header_rest(const void * prefix, char * err, size_t err_size);
+// Can the context take the state with this header? `found` (not its caches) is filled where it can; the message says what differs.
+bool ggml_ext_state_check(const void * header, size_t size, const struct ggml_ext_state * context,
+                          struct ggml_ext_state * found, char * err, size_t err_size);
+// The cells of cache number `cache` of a header: how many ranges, at most `n` of them written; `cells` gets the size of a stream.
+size_t ggml_ext_state_ranges(const void * header, size_t size, size_t cache, struct ggml_ext_state_range * dst, size_t n,
+                             uint32_t * cells);
+uint64_t ggml_ext_state_checksum(const void * data, size_t size);
+
+// Where the cells of whole groups go: to[i] for the ascending cells[i] of a stream of `source_cells`, in a stream of n_free
+// cells of which free[i] says whether they are. False where there are not enough free groups.
+bool ggml_ext_state_place(const uint32_t * cells, size_t n, uint32_t source_cells, const bool * free, size_t n_free,
+                          int32_t group_cells, uint32_t * to);
+// Cells from[i] of `src` decoded and written to cells to[i] of `dst`, for types whose cells are coded together.
+bool ggml_ext_state_recode(int32_t type, int32_t heads, const void * src, size_t src_cells, void * dst, size_t dst_cells,
+                           const uint32_t * from, const uint32_t * to, size_t n);
+
 // The instruction set in use ("avx512", "avx2", "neon", "scalar"); GGML_EXT_ISA in the environment chooses a lesser one.
 const char * ggml_ext_isa(void);
 

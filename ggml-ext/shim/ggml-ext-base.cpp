@@ -127,6 +127,36 @@ bool ggml_ext_device_serves(ggml_backend_dev_t dev) {
     return strcmp(name, "CPU") == 0 || strncmp(name, "RPC", 3) == 0;
 }
 
+// Both ends must agree on what rows mean: raised with a version of any type's tables (src/table.rs).
+static constexpr uint8_t RPC_VERSION = 1;
+
+uint8_t ggml_ext_rpc_greeting(const ggml_backend_t * backends, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (!ggml_ext_device_serves(ggml_backend_get_device(backends[i]))) {
+            return 0;
+        }
+    }
+    return RPC_VERSION;
+}
+
+namespace {
+
+std::mutex                               greetings_mutex;
+std::unordered_map<std::string, uint8_t> greetings;
+
+}  // namespace
+
+void ggml_ext_rpc_greeted(const char * endpoint, uint8_t greeting) {
+    std::lock_guard<std::mutex> lock(greetings_mutex);
+    greetings[endpoint] = greeting;
+}
+
+bool ggml_ext_rpc_serves(const char * endpoint) {
+    std::lock_guard<std::mutex> lock(greetings_mutex);
+    const auto it = greetings.find(endpoint);
+    return it != greetings.end() && it->second == RPC_VERSION;
+}
+
 ggml_type ggml_ext_cache_type_for(ggml_type type, char side, const ggml_ext_layer * layer, ggml_backend_dev_t dev,
                                   char * err, size_t err_size) {
     const int32_t id = ggml_ext_resolve(type, side, layer, err, err_size);
@@ -139,9 +169,10 @@ ggml_type ggml_ext_cache_type_for(ggml_type type, char side, const ggml_ext_laye
 
     const ggml_type res = (ggml_type) id;
     if (ggml_ext_is_ours(res) && dev && !device_writes(dev, res, layer->head_size)) {
-        snprintf(err, err_size, "layer %d: device %s does not serve cache type %s: keep the cache on the CPU "
+        const bool rpc = strncmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), "RPC", 3) == 0;
+        snprintf(err, err_size, "layer %d: device %s does not serve cache type %s%s: keep the cache on the CPU "
                  "(-nkvo, --no-kv-offload) or choose another type", layer->index, ggml_backend_dev_name(dev),
-                 ggml_ext_type_get(id)->family);
+                 ggml_ext_type_get(id)->family, rpc ? " (the server behind it does not have the type, or another version of it)" : "");
         return GGML_TYPE_COUNT;
     }
     return res;
@@ -221,5 +252,12 @@ extern "C" const void * const ggml_ext_entry_points[] = {
     (const void *) ggml_ext_get_rows,
     (const void *) ggml_ext_copy_supports,
     (const void *) ggml_ext_copy,
+    (const void *) ggml_ext_state_header,
+    (const void *) ggml_ext_state_header_rest,
+    (const void *) ggml_ext_state_check,
+    (const void *) ggml_ext_state_ranges,
+    (const void *) ggml_ext_state_checksum,
+    (const void *) ggml_ext_state_place,
+    (const void *) ggml_ext_state_recode,
     (const void *) ggml_ext_isa,
 };

@@ -35,6 +35,13 @@ bool ggml_ext_concerns(const struct ggml_tensor * op);
 // Has this device code for our types? Backends that know nothing of them may claim their ops by what they exclude.
 bool ggml_ext_device_serves(ggml_backend_dev_t dev);
 
+// RPC. What a server says of our types in its greeting: a version, 0 where one of its devices does not serve them.
+uint8_t ggml_ext_rpc_greeting(const ggml_backend_t * backends, size_t n);
+// A client has been greeted.
+void ggml_ext_rpc_greeted(const char * endpoint, uint8_t greeting);
+// Does that server have the types that this library has?
+bool ggml_ext_rpc_serves(const char * endpoint);
+
 // The type of one layer of a cache, resolved from what the user asked for, and asked of the device that holds the
 // layer (NULL: the CPU). GGML_TYPE_COUNT, with a message, where it cannot be.
 enum ggml_type ggml_ext_cache_type_for(enum ggml_type type, char side, const struct ggml_ext_layer * layer,

@@ -7,6 +7,7 @@ use crate::isa::{self, Kernels};
 use crate::lanes::Lanes;
 use crate::rows;
 use crate::spec::{self, registry, Layer, Member, Side, Spec};
+use crate::state;
 use crate::table::{self, Concrete, Entry, Family, Storage};
 use crate::tensor::Tensor;
 use std::collections::HashMap;
@@ -605,6 +606,238 @@ pub unsafe extern "C" fn ggml_ext_copy_supports(dst: *const Tensor, src: *const 
 pub unsafe extern "C" fn ggml_ext_copy(dst: *const Tensor, src: *const Tensor, ith: c_int, nth: c_int) -> bool {
     // SAFETY: the caller's promise.
     report(|| unsafe { rows::copy(&*dst, &*src, ith as usize, nth as usize) })
+}
+
+/// `struct ggml_ext_state_layer`.
+#[repr(C)]
+pub struct CStateLayer {
+    index: u32,
+    type_k: i32,
+    type_v: i32,
+    n_k: u32,
+    n_v: u32,
+    bytes_k: u64,
+    bytes_v: u64,
+}
+
+/// `struct ggml_ext_state_cache`.
+#[repr(C)]
+pub struct CStateCache {
+    streams: u32,
+    cells: u32,
+    sequences: u32,
+    v_transposed: bool,
+    rotated: bool,
+    layers: *const CStateLayer,
+    n_layers: usize,
+    ranges: *const state::Range,
+    n_ranges: usize,
+}
+
+/// `struct ggml_ext_state`.
+#[repr(C)]
+pub struct CState {
+    one_sequence: bool,
+    foreign: u32,
+    meta_bytes: u64,
+    meta_sum: u64,
+    data_bytes: u64,
+    caches: *const CStateCache,
+    n_caches: usize,
+}
+
+/// # Safety
+/// `data` holds n of them, or n is 0.
+unsafe fn slice<'a, T>(data: *const T, n: usize) -> &'a [T] {
+    if n == 0 || data.is_null() {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts(data, n) }
+}
+
+impl CStateCache {
+    /// # Safety
+    /// The arrays are as long as said.
+    unsafe fn cache(&self) -> state::Cache {
+        let layer = |l: &CStateLayer| state::Layer {
+            index: l.index,
+            k: if l.type_k < 0 { state::Side::NONE } else { state::Side::new(l.type_k, l.n_k, l.bytes_k) },
+            v: if l.type_v < 0 { state::Side::NONE } else { state::Side::new(l.type_v, l.n_v, l.bytes_v) },
+        };
+        let flag = |on: bool, flag: u32| if on { flag } else { 0 };
+        // SAFETY: the caller's promise.
+        let (layers, ranges) = unsafe { (slice(self.layers, self.n_layers), slice(self.ranges, self.n_ranges)) };
+        state::Cache {
+            streams: self.streams,
+            cells: self.cells,
+            sequences: self.sequences,
+            flags: flag(self.v_transposed, state::V_TRANSPOSED) | flag(self.rotated, state::ROTATED),
+            layers: layers.iter().map(layer).collect(),
+            ranges: ranges.to_vec(),
+        }
+    }
+}
+
+impl CState {
+    /// # Safety
+    /// The arrays are as long as said.
+    unsafe fn header(&self) -> state::Header {
+        state::Header {
+            kind: u32::from(self.one_sequence),
+            foreign: self.foreign,
+            meta_bytes: self.meta_bytes,
+            meta_sum: self.meta_sum,
+            data_bytes: self.data_bytes,
+            // SAFETY: the caller's promise.
+            caches: unsafe { slice(self.caches, self.n_caches).iter().map(|c| c.cache()).collect() },
+        }
+    }
+}
+
+/// # Safety
+/// `state` is a description with arrays as long as said; `dst` has room for `size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_state_header(state: *const CState, dst: *mut u8, size: usize) -> usize {
+    guarded(0, || {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let Some(state) = state.as_ref() else { return 0 };
+            let bytes = state.header().to_bytes();
+            if !dst.is_null() && bytes.len() <= size {
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), dst, bytes.len());
+            }
+            bytes.len()
+        }
+    })
+}
+
+/// # Safety
+/// `prefix` holds GGML_EXT_STATE_PREFIX bytes; `err` has room for `err_size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_state_header_rest(prefix: *const u8, err: *mut c_char, err_size: usize) -> i64 {
+    guarded(-1, || {
+        // SAFETY: the caller's promise.
+        match state::body_bytes(unsafe { slice(prefix, state::PREFIX_BYTES) }) {
+            Ok(bytes) => bytes as i64,
+            // SAFETY: the caller's promise.
+            Err(message) => unsafe { answer_with(-1, &message, err, err_size) },
+        }
+    })
+}
+
+/// # Safety
+/// `header` holds `size` bytes, `context` is a description, `found` may be written, `err` has room for `err_size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_state_check(
+    header: *const u8,
+    size: usize,
+    context: *const CState,
+    found: *mut CState,
+    err: *mut c_char,
+    err_size: usize,
+) -> bool {
+    let check = || -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let header = state::Header::from_bytes(slice(header, size))?;
+            header.check(&context.as_ref().ok_or("no context given")?.header())?;
+            if let Some(found) = found.as_mut() {
+                found.one_sequence = header.kind == 1;
+                found.foreign = header.foreign;
+                found.meta_bytes = header.meta_bytes;
+                found.meta_sum = header.meta_sum;
+                found.data_bytes = header.data_bytes;
+            }
+        }
+        Ok(())
+    };
+    guarded(false, || match check() {
+        Ok(()) => true,
+        // SAFETY: the caller's promise.
+        Err(message) => unsafe { answer_with(false, &message, err, err_size) },
+    })
+}
+
+/// # Safety
+/// `header` holds `size` bytes, `dst` has room for n ranges, `cells` may be written.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_state_ranges(
+    header: *const u8,
+    size: usize,
+    cache: usize,
+    dst: *mut state::Range,
+    n: usize,
+    cells: *mut u32,
+) -> usize {
+    guarded(0, || {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let Ok(header) = state::Header::from_bytes(slice(header, size)) else { return 0 };
+            let Some(cache) = header.caches.get(cache) else { return 0 };
+            if let Some(cells) = cells.as_mut() {
+                *cells = cache.cells;
+            }
+            let written = n.min(cache.ranges.len());
+            if written > 0 && !dst.is_null() {
+                std::ptr::copy_nonoverlapping(cache.ranges.as_ptr(), dst, written);
+            }
+            cache.ranges.len()
+        }
+    })
+}
+
+/// # Safety
+/// `data` holds `size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_state_checksum(data: *const u8, size: usize) -> u64 {
+    // SAFETY: the caller's promise.
+    guarded(0, || state::checksum(&[unsafe { slice(data, size) }]))
+}
+
+/// # Safety
+/// The arrays are as long as said.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_state_place(
+    cells: *const u32,
+    n: usize,
+    source_cells: u32,
+    free: *const bool,
+    n_free: usize,
+    group_cells: i32,
+    to: *mut u32,
+) -> bool {
+    guarded(false, || {
+        let Some(group) = usize::try_from(group_cells).ok().filter(|&g| g > 0) else { return false };
+        // SAFETY: the caller's promise.
+        unsafe {
+            let Some(placed) = state::place_groups(slice(cells, n), source_cells, slice(free, n_free), group) else {
+                return false;
+            };
+            std::ptr::copy_nonoverlapping(placed.as_ptr(), to, n);
+        }
+        true
+    })
+}
+
+/// # Safety
+/// `src` and `dst` hold their cells of so many heads; `from` and `to` hold n cells each.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_state_recode(
+    id: i32,
+    heads: i32,
+    src: *const u8,
+    src_cells: usize,
+    dst: *mut u8,
+    dst_cells: usize,
+    from: *const u32,
+    to: *const u32,
+    n: usize,
+) -> bool {
+    let src = state::Rows { data: src.cast_mut(), cells: src_cells };
+    let dst = state::Rows { data: dst, cells: dst_cells };
+    // SAFETY: the caller's promise; what is read is not written.
+    report(|| unsafe { state::recode(id, usize::try_from(heads).unwrap_or(0), src, dst, slice(from, n), slice(to, n)) })
 }
 
 /// # Safety

@@ -67,6 +67,8 @@ pub mod rows;
 #[doc(hidden)]
 pub mod spec;
 #[doc(hidden)]
+pub mod state;
+#[doc(hidden)]
 pub mod table;
 #[doc(hidden)]
 pub mod tensor;

@@ -111,6 +111,13 @@ impl Rotation {
         Some([first, second])
     }
 
+    /// A number for the signs of all transforms of a head size, which tells versions of them apart.
+    pub fn digest(size: usize) -> u64 {
+        let plans = Rotation::of(size).into_iter().chain(Rotation::projection(size).into_iter().flatten());
+        let signs = plans.flat_map(|plan| plan.signs.iter());
+        signs.fold(0xcbf2_9ce4_8422_2325, |d, &s| (d ^ u64::from(s < 0.0)).wrapping_mul(0x100_0000_01b3))
+    }
+
     fn new(size: usize, seed: u64) -> Rotation {
         let n = size / 2;
         let mut seed = seed ^ ((size as u64) << 32);

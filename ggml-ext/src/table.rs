@@ -257,6 +257,13 @@ impl Concrete {
         }
     }
 
+    /// The version of what its rows mean: tables, geometry, order of bits. States name it.
+    pub fn version(self) -> u32 {
+        match self.family.kind {
+            Kind::Srft | Kind::Polar | Kind::Turbo | Kind::Qjl | Kind::Delta => 1,
+        }
+    }
+
     /// Bits per value, scales included.
     pub fn bits_per_value(self) -> f64 {
         self.row_bytes() as f64 * 8.0 / self.head_size as f64

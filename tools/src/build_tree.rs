@@ -31,9 +31,27 @@ pub struct Options {
     /// Your own llama.cpp tree instead of the pinned one (also: LLAMA_CPP_DIR); it is copied, never changed
     #[arg(long, value_name = "DIR")]
     pub llama_cpp: Option<PathBuf>,
+    /// With a sanitizer's checks, for tests
+    #[arg(long, value_enum, hide = true)]
+    pub sanitize: Option<Sanitizer>,
     /// Parallel jobs (default: one a core)
     #[arg(short, long, value_name = "N")]
     pub jobs: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Sanitizer {
+    AddressUndefined,
+    Thread,
+}
+
+impl Sanitizer {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Sanitizer::AddressUndefined => &["-DLLAMA_SANITIZE_ADDRESS=ON", "-DLLAMA_SANITIZE_UNDEFINED=ON"],
+            Sanitizer::Thread => &["-DLLAMA_SANITIZE_THREAD=ON"],
+        }
+    }
 }
 
 /// Builds `targets` (all tools where empty) and returns the folder of the programs.
@@ -90,6 +108,7 @@ fn cmake_flags(options: &Options, tree: &Patched) -> Vec<String> {
         on("GGML_CUDA", options.cuda),
         on("GGML_RPC", options.rpc),
     ];
+    flags.extend(options.sanitize.iter().flat_map(|s| s.flags()).map(|f| f.to_string()));
     flags.extend(cpu::cmake_flags(options.portable));
     flags
 }

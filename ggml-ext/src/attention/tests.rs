@@ -165,6 +165,11 @@ const PLAIN: Case = Case {
     masked: true,
 };
 
+/// Pointers that ggml's threads share too.
+struct Shared<T>(T);
+// SAFETY: what is behind them outlives the threads, which write to places of their own.
+unsafe impl<T> Send for Shared<T> {}
+
 /// Runs a case; returns the result and its largest error relative to the norm of the f64 result.
 fn run(case: Case, kernels: &'static Kernels) -> (Vec<f32>, f64) {
     let mut noise = Noise::new(case.cells as u64 * 31 + case.k_size as u64);
@@ -205,14 +210,23 @@ fn run(case: Case, kernels: &'static Kernels) -> (Vec<f32>, f64) {
     };
     let attention = Attention::with(&op, kernels).unwrap();
     let mut work = vec![0xa5u8; attention.work_size(case.threads)];
-    // SAFETY: the tensors above hold what they say.
-    unsafe {
-        for ith in 0..case.threads {
-            attention.compute(ith, case.threads, work.as_mut_ptr());
-        }
-        for ith in 0..case.threads {
-            attention.finish(ith, case.threads, work.as_mut_ptr());
-        }
+    // As ggml does: all threads at once, and once more when all have ended.
+    let work = work.as_mut_ptr();
+    // SAFETY (of both): the tensors above hold what they say, and every thread has its own number.
+    let steps: [fn(&Attention, usize, usize, *mut u8); 2] = [
+        |attention, ith, nth, work| unsafe { attention.compute(ith, nth, work) },
+        |attention, ith, nth, work| unsafe { attention.finish(ith, nth, work) },
+    ];
+    for step in steps {
+        std::thread::scope(|scope| {
+            for ith in 0..case.threads {
+                let (attention, work) = (Shared(&attention), Shared(work));
+                scope.spawn(move || {
+                    let (attention, work) = (attention, work);
+                    step(attention.0, ith, case.threads, work.0);
+                });
+            }
+        });
     }
     let mut worst = 0.0f64;
     for t in 0..case.queries {

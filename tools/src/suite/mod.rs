@@ -1,9 +1,11 @@
 //! `cargo kv test`: everything that proves the project, in parts.
 
 mod counts;
+mod life;
 mod metal;
 mod model;
 mod ops;
+mod program;
 mod rust;
 mod wrapper;
 
@@ -136,7 +138,8 @@ pub fn test(options: &Options) -> Result<ExitCode> {
                 Ok(())
             }
             Part::Wrapper => wrapper::run(options, &mut tally),
-            Part::Neon | Part::Life => {
+            Part::Life => life::run(options, &mut tally),
+            Part::Neon => {
                 tally.skip("all", 1, "not part of this version yet");
                 Ok(())
             }

@@ -1,0 +1,489 @@
+// Saved states of caches with our types: what the patches in llama-context.cpp and llama-kv-cache.cpp call.
+//
+// llama.cpp's caches write and read their state through an interface of four functions. Here are implementations of it
+// that go between: one asks the caches of a context what they are and takes their metadata down, one passes their rows
+// on, and one reads. Nothing of a context is touched before the header of a state was compared with it as a whole and all
+// of its bytes are there; rows are put in place when the caches have taken the rest.
+//
+// Rows that stand alone pass as they are. Cells that are coded together travel as whole groups (see src/state.rs).
+// States of caches without a type of ours are llama.cpp's own, byte for byte.
+#pragma once
+
+#include "ggml-ext-seam.h"
+
+#include "llama-impl.h"
+#include "llama-io.h"
+#include "llama.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+inline uint32_t ggml_ext_group_cells(ggml_type type) {
+    return ggml_ext_is_ours(type) ? (uint32_t) ggml_ext_type_get(type)->group_cells : 1;
+}
+
+template <typename Layers> uint32_t ggml_ext_cache_group_cells(const Layers & layers) {
+    uint32_t res = 1;
+    for (const auto & layer : layers) {
+        res = std::max(res, ggml_ext_group_cells(layer.k->type));
+    }
+    return res;
+}
+
+// The whole groups that cells of a tensor touch, each once, as the ranges of one tensor come by in ascending order.
+class ggml_ext_group_ranges {
+  public:
+    // The bytes [offset, offset + size) as they travel; size 0 where they went along with the range before.
+    void widen(const ggml_tensor * tensor, size_t & offset, size_t & size) {
+        const size_t group = ggml_ext_group_cells(tensor->type)*tensor->nb[1];
+        const size_t total = tensor->ne[1]*tensor->nb[1];
+        if (group == tensor->nb[1]) {
+            return;
+        }
+        if (tensor != last) {
+            last = tensor;
+            done = 0;
+        }
+        const size_t end   = std::min(total, (offset + size + group - 1)/group*group);
+        const size_t begin = std::max(done, offset/group*group);
+        offset = begin;
+        size   = end > begin ? end - begin : 0;
+        done   = end;
+    }
+
+  private:
+    const ggml_tensor * last = nullptr;
+    size_t              done = 0;
+};
+
+// Asks caches what they are. With `brief` they say that alone; without, what llama.cpp writes of cells is taken down and
+// rows are counted.
+class ggml_ext_state_survey : public llama_io_write_i {
+  public:
+    struct cache_parts {
+        ggml_ext_state_cache              cache = {};
+        std::vector<ggml_ext_state_layer> layers;
+        std::vector<ggml_ext_state_range> ranges;
+    };
+
+    const bool               brief;
+    std::vector<cache_parts> caches;
+    std::vector<uint8_t>     meta;
+    uint64_t                 data_bytes = 0;
+    bool                     ours       = false;
+    bool                     grouped    = false;
+
+    template <typename Memory>
+    ggml_ext_state_survey(const Memory & memory, llama_seq_id seq_id, llama_state_seq_flags flags, bool brief) : brief(brief) {
+        memory.state_write(*this, seq_id, flags);
+    }
+
+    void write(const void * src, size_t size) override {
+        if (!brief) {
+            meta.insert(meta.end(), (const uint8_t *) src, (const uint8_t *) src + size);
+        }
+    }
+
+    void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        groups.widen(tensor, offset, size);
+        data_bytes += size;
+    }
+
+    size_t n_bytes() override { return meta.size() + data_bytes; }
+
+    // Valid as long as the survey is.
+    ggml_ext_state state(llama_seq_id seq_id) {
+        plain.clear();
+        for (cache_parts & c : caches) {
+            c.cache.layers   = c.layers.data();
+            c.cache.n_layers = c.layers.size();
+            c.cache.ranges   = c.ranges.data();
+            c.cache.n_ranges = c.ranges.size();
+            plain.push_back(c.cache);
+        }
+        ggml_ext_state res = {};
+        res.one_sequence = seq_id >= 0;
+        res.foreign      = (uint32_t) LLAMA_SESSION_VERSION << 16 | LLAMA_STATE_SEQ_VERSION;
+        res.meta_bytes   = meta.size();
+        res.meta_sum     = ggml_ext_state_checksum(meta.data(), meta.size());
+        res.data_bytes   = data_bytes;
+        res.caches       = plain.data();
+        res.n_caches     = plain.size();
+        return res;
+    }
+
+    // "K delta4_64 x28, V srft4_64 x28"
+    std::string types() const {
+        std::string res;
+        for (const char side : { 'K', 'V' }) {
+            std::vector<std::string> names;
+            for (const cache_parts & c : caches) {
+                for (const ggml_ext_state_layer & layer : c.layers) {
+                    const int32_t     type = side == 'K' ? layer.type_k : layer.type_v;
+                    const std::string name = type < 0 ? "none" : ggml_type_name((ggml_type) type);
+                    if (std::find(names.begin(), names.end(), name) == names.end()) {
+                        names.push_back(name);
+                    }
+                }
+            }
+            res += std::string(res.empty() ? "" : ", ") + side;
+            for (const std::string & name : names) {
+                res += " " + name;
+            }
+        }
+        return res;
+    }
+
+  private:
+    ggml_ext_group_ranges             groups;
+    std::vector<ggml_ext_state_cache> plain;
+};
+
+// What llama_kv_cache::state_write says of itself, before it writes anything. True: that was all that is wanted.
+// `dest` are the cells of the stream that a single sequence has; NULL for a whole context.
+template <typename Layers, typename Streams, typename Cells>
+bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const Streams & streams, uint32_t n_seq_max,
+                             bool v_trans, bool rotated, bool sliding, const Cells * dest, llama_seq_id seq_id) {
+    auto * survey = dynamic_cast<ggml_ext_state_survey *>(&io);
+    if (!survey) {
+        return false;
+    }
+    survey->caches.emplace_back();
+    auto & [cache, parts, ranges] = survey->caches.back();
+
+    cache.streams      = (uint32_t) streams.size();
+    cache.cells        = streams[0].size();
+    cache.v_transposed = v_trans;
+    cache.rotated      = rotated;
+    cache.sequences    = survey->brief ? n_seq_max : 0;
+    for (uint32_t s = 0; s < n_seq_max && !survey->brief; s++) {
+        for (const auto & cells : streams) {
+            cache.sequences = cells.seq_pos_max(s) >= 0 ? s + 1 : cache.sequences;
+        }
+    }
+
+    for (const auto & layer : layers) {
+        ggml_ext_state_layer part = {};
+        part.index   = layer.il;
+        part.type_k  = layer.k->type;
+        part.n_k     = (uint32_t) layer.k->ne[0];
+        part.bytes_k = layer.k->nb[1];
+        part.type_v  = layer.v ? layer.v->type : -1;
+        part.n_v     = layer.v ? (uint32_t) layer.v->ne[0] : 0;
+        part.bytes_v = layer.v ? layer.v->nb[1] : 0;
+        parts.push_back(part);
+        survey->ours    = survey->ours || ggml_ext_is_ours(layer.k->type) || (layer.v && ggml_ext_is_ours(layer.v->type));
+        survey->grouped = survey->grouped || ggml_ext_group_cells(layer.k->type) > 1;
+    }
+
+    // What a single sequence may take: free cells, its own, and with a window those that others have left behind it.
+    for (uint32_t i = 0; survey->brief && dest && i < dest->size(); i++) {
+        if (sliding || dest->is_empty(i) || (dest->seq_count(i) == 1 && dest->seq_has(i, seq_id))) {
+            ranges.push_back({ 0, i, i + 1 });
+        }
+    }
+    return survey->brief;
+}
+
+// The cells of one stream that llama_kv_cache::state_write is about to write.
+template <typename Ranges> void ggml_ext_state_cells(llama_io_write_i & io, uint32_t stream, const Ranges & ranges) {
+    if (auto * survey = dynamic_cast<ggml_ext_state_survey *>(&io)) {
+        for (const auto & range : ranges) {
+            survey->caches.back().ranges.push_back({ stream, range.first, range.second });
+        }
+    }
+}
+
+// Passes rows on and nothing else.
+class ggml_ext_state_rows : public llama_io_write_i {
+  public:
+    explicit ggml_ext_state_rows(llama_io_write_i & io) : io(io) {}
+
+    void write(const void *, size_t) override {}
+
+    void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        groups.widen(tensor, offset, size);
+        if (size > 0) {
+            io.write_tensor(tensor, offset, size);
+        }
+    }
+
+    size_t n_bytes() override { return io.n_bytes(); }
+
+  private:
+    llama_io_write_i &    io;
+    ggml_ext_group_ranges groups;
+};
+
+// llama.cpp keeps states on the device row by row; groups go through the host.
+template <typename Memory> llama_state_seq_flags ggml_ext_state_flags(const Memory * memory, llama_seq_id seq_id, llama_state_seq_flags flags) {
+    if (memory && (flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) && ggml_ext_state_survey(*memory, seq_id, flags, true).grouped) {
+        flags &= ~LLAMA_STATE_SEQ_FLAGS_ON_DEVICE;
+    }
+    return flags;
+}
+
+template <typename Memory> void ggml_ext_state_write(llama_io_write_i & io, const Memory & memory, llama_seq_id seq_id, llama_state_seq_flags flags) {
+    // what stays on the device stays in the process
+    if ((flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) || !ggml_ext_state_survey(memory, seq_id, flags, true).ours) {
+        memory.state_write(io, seq_id, flags);
+        return;
+    }
+    ggml_ext_state_survey survey(memory, seq_id, flags, false);
+    const ggml_ext_state  state = survey.state(seq_id);
+    std::vector<uint8_t>  header(ggml_ext_state_header(&state, nullptr, 0));
+    ggml_ext_state_header(&state, header.data(), header.size());
+
+    io.write(header.data(), header.size());
+    io.write(survey.meta.data(), survey.meta.size());
+    ggml_ext_state_rows rows(io);
+    memory.state_write(rows, seq_id, flags);
+}
+
+// A state of llama.cpp's own of which four bytes have been read.
+class ggml_ext_state_foreign : public llama_io_read_i {
+  public:
+    ggml_ext_state_foreign(llama_io_read_i & io, uint32_t first) : io(io), first(first) {}
+
+    void read(void * dst, size_t size) override {
+        if (left > 0 && size != left) {
+            throw std::runtime_error("a state begins with a number of four bytes");
+        }
+        if (left > 0) {
+            memcpy(dst, &first, size);
+            left = 0;
+            return;
+        }
+        io.read(dst, size);
+    }
+
+    void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override { io.read_tensor(tensor, offset, size); }
+    void   discard() override { io.discard(); }
+    size_t n_bytes() override { return io.n_bytes(); }
+
+  private:
+    llama_io_read_i & io;
+    const uint32_t    first;
+    size_t            left = sizeof(uint32_t);
+};
+
+// A state of ours, in memory and compared with the context.
+class ggml_ext_state_reader : public llama_io_read_i {
+  public:
+    // The magic has been read. Throws where the context cannot take the state; nothing has happened then.
+    ggml_ext_state_reader(llama_io_read_i & io, ggml_ext_state_survey & context, llama_seq_id seq_id) {
+        char err[1024] = "";
+        header.resize(GGML_EXT_STATE_PREFIX);
+        const uint32_t magic = GGML_EXT_STATE_MAGIC;
+        memcpy(header.data(), &magic, sizeof(magic));
+        io.read(header.data() + sizeof(magic), header.size() - sizeof(magic));
+        const int64_t rest = ggml_ext_state_header_rest(header.data(), err, sizeof(err));
+        if (rest < 0) {
+            refuse(err);
+        }
+        header.resize(GGML_EXT_STATE_PREFIX + rest);
+        io.read(header.data() + GGML_EXT_STATE_PREFIX, rest);
+
+        const ggml_ext_state here = context.state(seq_id);
+        ggml_ext_state found = {};
+        if (!ggml_ext_state_check(header.data(), header.size(), &here, &found, err, sizeof(err))) {
+            refuse(err);
+        }
+        meta.resize(found.meta_bytes);
+        io.read(meta.data(), meta.size());
+        if (ggml_ext_state_checksum(meta.data(), meta.size()) != found.meta_sum) {
+            refuse("what it says of its cells is damaged: the checksum differs");
+        }
+        data_bytes = found.data_bytes;
+        data.reset(new uint8_t[data_bytes]);
+        io.read(data.get(), data_bytes);
+
+        for (size_t c = 0; c < context.caches.size(); c++) {
+            uint32_t cells = 0;
+            std::vector<ggml_ext_state_range> ranges(ggml_ext_state_ranges(header.data(), header.size(), c, nullptr, 0, &cells));
+            ggml_ext_state_ranges(header.data(), header.size(), c, ranges.data(), ranges.size(), &cells);
+            for (const ggml_ext_state_range & range : ranges) {
+                if (streams.empty() || streams.back()->cache != c || streams.back()->number != range.stream) {
+                    streams.push_back(std::make_shared<stream>());
+                    streams.back()->cache        = c;
+                    streams.back()->number       = range.stream;
+                    streams.back()->source_cells = cells;
+                }
+                for (uint32_t cell = range.from; cell < range.to; cell++) {
+                    streams.back()->from.push_back(cell);
+                }
+            }
+        }
+    }
+
+    void read(void * dst, size_t size) override {
+        if (size > meta.size() - meta_read) {
+            refuse("what it says of its cells ends too early");
+        }
+        memcpy(dst, meta.data() + meta_read, size);
+        meta_read += size;
+    }
+
+    void read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        const uint32_t group = ggml_ext_group_cells(tensor->type);
+        if (group == 1) {
+            jobs.push_back({ tensor, take(size), offset, size, nullptr });
+            return;
+        }
+        if (jobs.empty() || jobs.back().tensor != tensor) {
+            if (!current) {
+                refuse("its rows come before its cells");
+            }
+            const size_t bytes = current->source_rows(group)*tensor->nb[1];
+            jobs.push_back({ tensor, take(bytes), 0, bytes, current });
+        }
+    }
+
+    size_t n_bytes() override { return meta_read + data_read; }
+
+    // The cells that a stream's rows are to have: `to` has those that llama.cpp chose, and gets others where cells are coded
+    // together and can go to whole groups that are free. `fixed`: they are to stay.
+    template <typename Layers, typename Cells> void place(const Layers & layers, const Cells & cells, std::vector<uint32_t> & to, bool fixed) {
+        if (n_placed == streams.size() || streams[n_placed]->from.size() != to.size()) {
+            refuse("its cells are not those that its header tells");
+        }
+        current = streams[n_placed++];
+        const uint32_t group = ggml_ext_cache_group_cells(layers);
+        if (group > 1 && !fixed) {
+            std::unique_ptr<bool[]> free(new bool[cells.size()]);
+            for (uint32_t i = 0; i < cells.size(); i++) {
+                free[i] = cells.is_empty(i);
+            }
+            current->whole = ggml_ext_state_place(current->from.data(), current->from.size(), current->source_cells, free.get(),
+                                                  cells.size(), (int32_t) group, to.data());
+        }
+        if (group > 1 && !current->whole) {
+            LLAMA_LOG_WARN("%s: there are not enough free groups of %u cells: keys are decoded and written anew\n", __func__, group);
+        }
+        current->to = to;
+    }
+
+    // Rows are put in place.
+    void commit() const {
+        for (const job & j : jobs) {
+            if (!j.cells) {
+                ggml_backend_tensor_set(j.tensor, j.data, j.offset, j.size);
+            } else if (j.cells->whole) {
+                set_groups(j);
+            } else {
+                recode(j);
+            }
+        }
+    }
+
+  private:
+    struct stream {
+        size_t   cache;
+        uint32_t number;
+        uint32_t source_cells;
+        bool     whole = false;
+        std::vector<uint32_t> from, to;
+
+        // Rows of all groups that the cells are in.
+        size_t source_rows(uint32_t group) const {
+            size_t rows = 0;
+            for (size_t i = 0; i < from.size(); i++) {
+                if (i == 0 || from[i]/group != from[i - 1]/group) {
+                    rows += std::min(group, source_cells - from[i]/group*group);
+                }
+            }
+            return rows;
+        }
+    };
+
+    struct job {
+        ggml_tensor *   tensor;
+        const uint8_t * data;
+        size_t          offset;
+        size_t          size;
+        std::shared_ptr<const stream> cells;  // where they are coded together
+    };
+
+    std::vector<uint8_t>       header, meta;
+    std::unique_ptr<uint8_t[]> data;
+    size_t data_bytes = 0, meta_read = 0, data_read = 0, n_placed = 0;
+    std::vector<std::shared_ptr<stream>> streams;
+    std::shared_ptr<stream>              current;
+    std::vector<job>                     jobs;
+
+    [[noreturn]] static void refuse(const std::string & why) {
+        throw std::runtime_error("this state cannot be restored here: " + why);
+    }
+
+    const uint8_t * take(size_t size) {
+        if (size > data_bytes - data_read) {
+            refuse("its rows end too early");
+        }
+        data_read += size;
+        return data.get() + data_read - size;
+    }
+
+    static void set_groups(const job & j) {
+        const uint32_t  group = ggml_ext_group_cells(j.tensor->type);
+        const uint8_t * rows  = j.data;
+        for (size_t i = 0; i < j.cells->from.size(); i++) {
+            if (i == 0 || j.cells->from[i]/group != j.cells->from[i - 1]/group) {
+                const size_t bytes = std::min(group, j.cells->source_cells - j.cells->from[i]/group*group)*j.tensor->nb[1];
+                ggml_backend_tensor_set(j.tensor, rows, j.cells->to[i]/group*group*j.tensor->nb[1], bytes);
+                rows += bytes;
+            }
+        }
+    }
+
+    static void recode(const job & j) {
+        const ggml_tensor * t     = j.tensor;
+        const uint32_t      group = ggml_ext_group_cells(t->type);
+        std::vector<uint32_t> rows;  // in the groups that travelled
+        uint32_t first = 0;
+        for (size_t i = 0; i < j.cells->from.size(); i++) {
+            const uint32_t cell = j.cells->from[i];
+            first += i > 0 && cell/group != j.cells->from[i - 1]/group ? group : 0;
+            rows.push_back(first + cell%group);
+        }
+        const size_t bytes = t->ne[1]*t->nb[1];
+        std::vector<uint8_t> cache(bytes);
+        ggml_backend_tensor_get(t, cache.data(), 0, bytes);
+        ggml_ext_state_recode(t->type, (int32_t) (t->ne[0]/ggml_blck_size(t->type)), j.data, j.size/t->nb[1], cache.data(), t->ne[1],
+                              rows.data(), j.cells->to.data(), rows.size());
+        ggml_backend_tensor_set(j.tensor, cache.data(), 0, bytes);
+    }
+};
+
+// In llama_kv_cache::state_read_meta, when cells have been chosen.
+template <typename Layers, typename Cells>
+void ggml_ext_state_place_cells(llama_io_read_i & io, const Layers & layers, const Cells & cells, std::vector<uint32_t> & to, bool fixed) {
+    if (auto * reader = dynamic_cast<ggml_ext_state_reader *>(&io)) {
+        reader->place(layers, cells, to, fixed);
+    }
+}
+
+template <typename Memory> void ggml_ext_state_read(llama_io_read_i & io, Memory & memory, llama_seq_id seq_id, llama_state_seq_flags flags) {
+    if (flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) {
+        memory.state_read(io, seq_id, flags);
+        return;
+    }
+    ggml_ext_state_survey context(memory, seq_id, flags, true);
+    uint32_t first;
+    io.read(&first, sizeof(first));
+    if (first == GGML_EXT_STATE_MAGIC) {
+        ggml_ext_state_reader reader(io, context, seq_id);
+        memory.state_read(reader, seq_id, flags);
+        reader.commit();
+    } else if (context.ours) {
+        throw std::runtime_error("this state cannot be restored here: it names no format, as states of stock llama.cpp and of its own types do, and this "
+                                 "context has " + context.types());
+    } else {
+        ggml_ext_state_foreign foreign(io, first);
+        memory.state_read(foreign, seq_id, flags);
+    }
+}

@@ -1,0 +1,213 @@
+//! llama-server with four slots and more clients than that: some hang up in the middle, slots are saved and restored
+//! meanwhile, and everybody gets the answer that he would have got alone.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::{json, Value};
+
+use super::{free_port, http, Options, Running, Tally};
+use crate::{cache, process};
+
+const SLOTS: usize = 4;
+const PATH: &str = "/completion";
+
+struct Server {
+    process: Running,
+    port: u16,
+    log: std::path::PathBuf,
+    // After the process: its files go away when it has ended.
+    _scratch: cache::Scratch,
+}
+
+pub fn run(options: &Options, bin: &Path, model: &Path, tally: &mut Tally) {
+    let (clients, time) = if options.soak { (16, Duration::from_secs(180)) } else { (8, Duration::ZERO) };
+    let pairs: &[[&str; 2]] =
+        if options.quick { &[["srft4", "srft4"]] } else { &[["srft4", "srft4"], ["delta4", "srft4"]] };
+    for [k, v] in pairs {
+        tally.check(&format!("llama-server, {SLOTS} slots of {k}/{v}, {clients} clients, some hang up"), || {
+            let server = Server::start(bin, model, k, v)?;
+            server.load(clients, time)
+        });
+        tally.check(&format!("llama-server saves and restores a slot of {k}/{v}"), || {
+            Server::start(bin, model, k, v)?.slot_files()
+        });
+        tally.check(&format!("llama-server refuses a slot file of another type than {k}/{v}"), || {
+            foreign_slot_file(bin, model, k, v)
+        });
+    }
+}
+
+/// Prompts of all sizes that this small model is decided about: rows of numbers.
+fn prompt(i: usize) -> String {
+    let (from, n) = (1 + 7 * (i % 5), [6, 20, 45, 12, 80, 9, 30][i % 7]);
+    (from..from + n).map(|x| format!("{x}, ")).collect::<String>().trim_end().to_string()
+}
+
+fn question(i: usize) -> Value {
+    json!({ "prompt": prompt(i), "n_predict": 8 + 4 * (i % 3), "temperature": 0, "cache_prompt": true })
+}
+
+impl Server {
+    fn start(bin: &Path, model: &Path, k: &str, v: &str) -> Result<Server> {
+        let scratch = cache::Scratch::new()?;
+        let (port, log) = (free_port()?, scratch.path().join("server.log"));
+        let mut c = Command::new(bin.join("llama-server"));
+        c.arg("-m").arg(model).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
+        c.args(["--parallel", &SLOTS.to_string(), "-c", "2048", "--cache-ram", "0", "-fa", "on"]);
+        // Both ways to share cells between slots.
+        c.arg(if k == "srft4" { "--no-kv-unified" } else { "--kv-unified" });
+        c.args(["--cache-type-k", k, "--cache-type-v", v]).arg("--slot-save-path").arg(scratch.path());
+        c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log)?);
+        let process = Running(c.spawn().with_context(|| format!("cannot run {}", process::shown(&c)))?);
+        let mut server = Server { process, port, log, _scratch: scratch };
+        let start = Instant::now();
+        while !matches!(http::request(port, "GET", "/health", &Value::Null), Ok((200, _))) {
+            if let Some(status) = server.process.0.try_wait()? {
+                bail!("it ended with {status}\n{}", server.last_words());
+            }
+            ensure!(start.elapsed() < Duration::from_secs(60), "not ready after a minute\n{}", server.last_words());
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(server)
+    }
+
+    fn last_words(&self) -> String {
+        process::tail(&String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()), 20)
+    }
+
+    fn ask(&self, question: &Value) -> Result<String> {
+        let (status, answer) = http::request(self.port, "POST", PATH, question)?;
+        ensure!(status == 200, "status {status}: {answer}");
+        let text = answer["content"].as_str().context("an answer without content")?;
+        ensure!(!text.is_empty(), "an empty answer");
+        Ok(text.to_string())
+    }
+
+    fn slot(&self, slot: usize, action: &str) -> Result<Value> {
+        let file = json!({ "filename": format!("slot-{slot}.bin") });
+        let (status, answer) = http::request(self.port, "POST", &format!("/slots/{slot}?action={action}"), &file)?;
+        ensure!(status == 200, "{action} of slot {slot}: {answer}\n{}", self.last_words());
+        Ok(answer)
+    }
+
+    fn load(&self, clients: usize, time: Duration) -> Result<()> {
+        let alone: Vec<String> = (0..7).map(|i| self.ask(&question(i))).collect::<Result<_>>()?;
+        let before = self.resident_mib();
+        let (start, answers, hung_up, saved) =
+            (Instant::now(), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let client = |n: usize| -> Result<()> {
+            for round in 0.. {
+                if round >= 2 && start.elapsed() >= time {
+                    break;
+                }
+                let i = (n + 3 * round) % 7;
+                match (n + round) % 4 {
+                    3 => {
+                        let mut long = question(i);
+                        long["stream"] = true.into();
+                        long["n_predict"] = 120.into();
+                        http::hang_up(self.port, PATH, &long, 700)?;
+                        hung_up.fetch_add(1, Ordering::Relaxed);
+                    }
+                    _ => {
+                        let answer = self.ask(&question(i))?;
+                        ensure!(answer == alone[i], "{:?} alone: {:?}\namong others: {answer:?}", prompt(i), alone[i]);
+                        answers.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+            Ok(())
+        };
+        // Slots are saved as they come free, and restored into the same.
+        let saver = || -> Result<()> {
+            for round in 0.. {
+                if round >= 3 && start.elapsed() >= time {
+                    break;
+                }
+                self.slot(round % SLOTS, "save")?;
+                self.slot(round % SLOTS, "restore")?;
+                saved.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(200));
+            }
+            Ok(())
+        };
+        let results: Vec<Result<()>> = thread::scope(|scope| {
+            let mut threads: Vec<_> = (0..clients).map(|n| scope.spawn(move || client(n))).collect();
+            threads.push(scope.spawn(saver));
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| bail!("a client panicked"))).collect()
+        });
+        for result in results {
+            result.with_context(|| format!("the server's last words:\n{}", self.last_words()))?;
+        }
+        // It still answers, and has not grown.
+        ensure!(self.ask(&question(0))? == alone[0], "another answer afterwards");
+        if let (Some(before), Some(after)) = (before, self.resident_mib()) {
+            ensure!(after < before + 64.0, "it grew from {before:.0} to {after:.0} MiB");
+        }
+        println!(
+            "      {} answers, {} streams left, {} slots saved and restored in {:.0} s",
+            answers.load(Ordering::Relaxed),
+            hung_up.load(Ordering::Relaxed),
+            saved.load(Ordering::Relaxed),
+            start.elapsed().as_secs_f64()
+        );
+        Ok(())
+    }
+
+    /// Where the system tells.
+    fn resident_mib(&self) -> Option<f64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.0.id())).ok()?;
+        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+        line.split_whitespace().next()?.parse::<f64>().ok().map(|kib| kib / 1024.0)
+    }
+
+    fn slot_files(&self) -> Result<()> {
+        let mut first = question(4);
+        first["id_slot"] = 1.into();
+        let alone = self.ask(&first)?;
+        let saved = self.slot(1, "save")?;
+        let n = saved["n_saved"].as_u64().context("how many were saved?")?;
+        ensure!(n > 100, "{n} tokens were saved");
+        // Others write to the cells meanwhile.
+        self.slot(1, "erase")?;
+        for i in 0..3 {
+            self.ask(&question(i))?;
+        }
+        let restored = self.slot(1, "restore")?;
+        ensure!(restored["n_restored"].as_u64() == Some(n), "{n} tokens were saved: {restored}");
+        let (status, answer) = http::request(self.port, "POST", PATH, &first)?;
+        ensure!(status == 200, "status {status}: {answer}");
+        ensure!(answer["content"].as_str() == Some(&alone), "before: {alone:?}\nafterwards: {}", answer["content"]);
+        let cached = answer["timings"]["cache_n"].as_u64().or(answer["tokens_cached"].as_u64()).unwrap_or(0);
+        ensure!(cached > 0, "the restored tokens were not used: {answer}");
+        Ok(())
+    }
+}
+
+fn foreign_slot_file(bin: &Path, model: &Path, k: &str, v: &str) -> Result<()> {
+    let other = Server::start(bin, model, "srft8", "srft8")?;
+    let mut q = question(1);
+    q["id_slot"] = 0.into();
+    other.ask(&q)?;
+    other.slot(0, "save")?;
+    let server = Server::start(bin, model, k, v)?;
+    let alone = server.ask(&q)?;
+    let name = "slot-0.bin";
+    fs::copy(other._scratch.path().join(name), server._scratch.path().join(name))?;
+    let (status, answer) = http::request(server.port, "POST", "/slots/0?action=restore", &json!({ "filename": name }))?;
+    ensure!(status != 200, "it was taken: {answer}");
+    let log = String::from_utf8_lossy(&fs::read(&server.log)?).into_owned();
+    ensure!(
+        log.contains("srft8_64") && log.contains(&format!("{k}_64")),
+        "the log names neither\n{}",
+        server.last_words()
+    );
+    ensure!(server.ask(&q)? == alone, "another answer afterwards");
+    Ok(())
+}
