@@ -147,6 +147,9 @@ bool ggml_ext_get_rows(const struct ggml_ext_tensor * dst, const struct ggml_ext
 bool ggml_ext_copy_supports(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src);
 bool ggml_ext_copy(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src, int ith, int nth);
 
+// The text of one of the Metal shaders ("kv_rows", "kv_decode", "kv_prefill"), headers included; NULL for any other name.
+const char * ggml_ext_metal_source(const char * shader);
+
 // The instruction set in use ("avx512", "avx2", "neon", "scalar"); GGML_EXT_ISA in the environment chooses a lesser one.
 const char * ggml_ext_isa(void);
 
