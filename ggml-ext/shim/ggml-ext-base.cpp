@@ -124,7 +124,7 @@ bool ggml_ext_concerns(const ggml_tensor * op) {
 bool ggml_ext_device_serves(ggml_backend_dev_t dev) {
     const char * name = ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev));
     // "RPC[host:port]": what stands behind it is the server's to know
-    return strcmp(name, "CPU") == 0 || strncmp(name, "RPC", 3) == 0;
+    return strcmp(name, "CPU") == 0 || strcmp(name, "MTL") == 0 || strncmp(name, "RPC", 3) == 0;
 }
 
 ggml_type ggml_ext_cache_type_for(ggml_type type, char side, const ggml_ext_layer * layer, ggml_backend_dev_t dev,
@@ -221,5 +221,6 @@ extern "C" const void * const ggml_ext_entry_points[] = {
     (const void *) ggml_ext_get_rows,
     (const void *) ggml_ext_copy_supports,
     (const void *) ggml_ext_copy,
+    (const void *) ggml_ext_metal_source,
     (const void *) ggml_ext_isa,
 };
