@@ -14,25 +14,49 @@
 #define KV_KIND_F16 1
 #define KV_KIND_Q4_0 2
 #define KV_KIND_Q8_0 8
+#define KV_KIND_BF16 30
 #define KV_KIND_SRFT8 128
 #define KV_KIND_SRFT4 144
 #define KV_KIND_SRFT3 160
 #define KV_KIND_SRFT2 176
+#define KV_KIND_DELTA4 192
+#define KV_KIND_DELTA3 208
+#define KV_KIND_POLAR4 224
+#define KV_KIND_POLAR3 240
+#define KV_KIND_TURBO4 256
+#define KV_KIND_TURBO3 272
+#define KV_KIND_QJL1 288
 
-// kv_set_rows and kv_get_rows. A unit is one head of one row; one simdgroup works on one unit.
+#define KV_KIND_IS_SRFT(kind) ((kind) >= KV_KIND_SRFT8 && (kind) <= KV_KIND_SRFT2)
+#define KV_KIND_IS_DELTA(kind) ((kind) == KV_KIND_DELTA4 || (kind) == KV_KIND_DELTA3)
+#define KV_KIND_IS_POLAR(kind) ((kind) == KV_KIND_POLAR4 || (kind) == KV_KIND_POLAR3)
+#define KV_KIND_IS_TURBO(kind) ((kind) == KV_KIND_TURBO4 || (kind) == KV_KIND_TURBO3)
+// Ours, and the shaders have kernels for it.
+#define KV_KIND_IS_SERVED(kind) ((kind) >= KV_KIND_SRFT8 && (kind) <= KV_KIND_QJL1)
+// Rows that hold keys alone.
+#define KV_KIND_K_ONLY(kind) (KV_KIND_IS_DELTA(kind) || (kind) == KV_KIND_QJL1)
+
+#define KV_LARGEST_SIZE 576
+
+// kv_set_rows, kv_get_rows and kv_copy_rows. A unit is one head of one row; one simdgroup works on one unit. `floats` is the
+// side that is not the cache; of a copy between caches, the one that is written.
 struct kv_rows_args {
     uint32_t units;         // heads * rows[0] * rows[1] * rows[2]
-    uint32_t heads;         // heads that lie side by side in a row
+    uint32_t heads;         // heads that lie side by side in a row of the floats
     uint32_t rows[3];       // rows of the floats, by dimension
     uint32_t index_rows[2]; // the index repeats along dimensions 1 and 2
-    uint32_t cache_rows;    // an index beyond is not followed
+    uint32_t cache_heads;   // heads of a row of the cache
+    uint32_t cache_rows[2]; // an index beyond the first is not followed
+    uint32_t cells;         // where cells are coded together: of a stream,
+    uint32_t first_cell;    // which of them the cache begins with,
+    uint64_t cell_step;     // and bytes from one to the next
     uint64_t value_step;    // bytes from float to float
     uint64_t float_nb[3];
     uint64_t cache_nb[3];
     uint64_t index_nb[3]; // of its dimensions 0 to 2
 };
 
-// kv_attn_decode and kv_attn_merge.
+// kv_attn_decode, kv_attn_merge and kv_attn_prefill.
 struct kv_attn_args {
     uint32_t cells;
     uint32_t heads;
@@ -45,10 +69,12 @@ struct kv_attn_args {
     uint32_t mask_rows[2]; // the mask repeats along dimensions 2 and 3
     uint32_t out_size;     // values of a result row that are written
     uint32_t slope_heads;  // the largest power of two that is not above heads
+    uint32_t k_cells;      // cells of K's cache, of which `cells` are looked at
     float scale;
     float softcap;
     float slope_low;  // base of ALiBi's slopes below slope_heads
     float slope_high; // and from there on
+    uint32_t padding;
     uint64_t q_nb[3];
     uint64_t k_nb[3];
     uint64_t v_nb[3];
@@ -56,7 +82,26 @@ struct kv_attn_args {
     uint64_t dst_nb[3];
 };
 
-// Query heads that a threadgroup takes at most, and the room that they share: rows * head size stays within it, for K
+// The width of a row is the number of its values in the domain that scores and sums are taken in: the head size, and
+// for turbo twice that.
+
+// Query heads that a decoding threadgroup takes at most, and the room that they share: rows * width stays within it, for K
 // and for V.
 #define KV_ATTN_ROWS 8
 #define KV_ATTN_VALUES 1152
+// The widest rows that prefill has threadgroup memory for.
+#define KV_PREFILL_WIDEST 640
+
+#define KV_LARGER(a, b) ((a) > (b) ? (a) : (b))
+
+// Floats of threadgroup memory. Of a simdgroup, for a row of one head:
+#define KV_ROWS_FLOATS(size) ((size) + (size)/4 + 16)
+// of the one simdgroup that writes cells which are coded together:
+#define KV_DELTA_FLOATS(size) (5*(size) + 16)
+// of a threadgroup of a power of two of simdgroups:
+#define KV_DECODE_FLOATS(rows, simdgroups, k_width, v_width) \
+    (32 + KV_LARGER((rows)*(k_width) + (simdgroups)*32*(rows), KV_LARGER((simdgroups)/2, 1)*(rows)*((v_width) + 2)))
+#define KV_MERGE_FLOATS(v_width) (v_width)
+// `rows` is 8 or 16:
+#define KV_PREFILL_FLOATS(rows, k_width, v_width) \
+    (192 + 42*(rows) + KV_LARGER(32*64 + (rows)*(k_width), (rows)*(v_width)))

@@ -4,20 +4,23 @@
 #pragma once
 
 #include "kv_args.h"
+#include "kv_delta.h"
 #include "kv_rotation.h"
 #include "kv_row.h"
+#include "kv_signs.h"
 
 #include <metal_stdlib>
 using namespace metal;
 
-constant uint FC_attn_k_kind [[function_constant(10)]];
-constant uint FC_attn_v_kind [[function_constant(11)]];
-constant uint FC_attn_k_size [[function_constant(12)]];
-constant uint FC_attn_v_size [[function_constant(13)]];
+constant int FC_attn_k_kind [[function_constant(10)]];
+constant int FC_attn_v_kind [[function_constant(11)]];
+constant int FC_attn_k_size [[function_constant(12)]];
+constant int FC_attn_v_size [[function_constant(13)]];
 constant bool FC_attn_mask [[function_constant(14)]];
 constant bool FC_attn_softcap [[function_constant(15)]];
 constant bool FC_attn_sinks [[function_constant(16)]];
 constant bool FC_attn_alibi [[function_constant(17)]];
+constant int FC_attn_q_kind [[function_constant(20)]]; // KV_KIND_F32 or KV_KIND_F16
 
 // ALiBi.
 static inline float kv_attn_slope(constant kv_attn_args & args, uint head) {
@@ -80,22 +83,30 @@ static inline void kv_attn_end(
     }
     // A row that sees no cell is zero.
     factor = soft.sum == 0.0f ? 0.0f : factor/soft.sum;
-    for (uint i = lane; i < size; i += 32) {
+    for (uint i = lane; i < kv_width(FC_attn_v_kind, size); i += 32) {
         o[i] *= factor;
     }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    if (!kv_is_srft(FC_attn_v_kind)) {
+    if (kv_is_plain(FC_attn_v_kind)) {
+        // Each lane reads what it has written.
         for (uint i = lane; i < args.out_size; i += 32) {
             result[i] = o[i];
         }
         return;
     }
+    if (KV_KIND_IS_TURBO(FC_attn_v_kind)) {
+        // R^-1 (a + P^T b)
+        kv_project_back(o + size, size, lane);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = lane; i < size; i += 32) {
+            o[i] += o[size + i];
+        }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
     float2 z[KV_ROTATION_VALUES];
-    kv_rotate_back(o, size, lane, z);
-    const uint lanes = kv_rotation_lanes(size), values = kv_rotation_values(size);
-    const uint first = 2*values*kv_rotation_reversed(size, lane % lanes);
-    for (uint i = 0; i < 2*values; ++i) {
-        if (lane < lanes && first + i < args.out_size) {
+    kv_rotate_back(o, size, KV_SIGNS_ROTATION, lane, z);
+    const uint first = kv_rotated_first(size, lane);
+    for (uint i = 0; i < 2*kv_rotation_values(size); ++i) {
+        if (lane < kv_rotation_lanes(size) && first + i < args.out_size) {
             result[first + i] = z[i/2][i % 2];
         }
     }
@@ -105,20 +116,23 @@ static inline device float * kv_attn_result(constant kv_attn_args & args, device
     return (device float *) (dst + head*args.dst_nb[0] + token*args.dst_nb[1] + stream*args.dst_nb[2]);
 }
 
-// The query of one head, in K's domain.
-static inline void kv_attn_query(device const float * from, uint lane, threadgroup float * q) {
-    const uint size = FC_attn_k_size;
-    if (!kv_is_srft(FC_attn_k_kind)) {
-        for (uint i = lane; i < size; i += 32) {
-            q[i] = from[i];
-        }
+// The query of one head, in K's domain: q takes K's width.
+static inline void kv_attn_query(device const uchar * from, uint lane, threadgroup float * q) {
+    const uint size = FC_attn_k_size, step = kv_float_bytes(FC_attn_q_kind);
+    for (uint i = lane; i < size; i += 32) {
+        q[i] = kv_float_at(from + i*step, FC_attn_q_kind);
+    }
+    if (kv_is_plain(FC_attn_k_kind)) {
         return;
     }
-    float2 z[KV_ROTATION_VALUES];
-    const uint lanes = kv_rotation_lanes(size);
-    for (uint p = 0; p < kv_rotation_values(size); ++p) {
-        const uint i = 2*(p*lanes + lane % lanes);
-        z[p] = float2(from[i]*kv_sign(size, i), from[i + 1]*kv_sign(size, i + 1));
+    const float factor = kv_score_factors[kv_size_index(size)];
+    if (FC_attn_k_kind == KV_KIND_QJL1) {
+        kv_project(q, size, factor, lane);
+        return;
     }
-    kv_rotate(z, size, lane, q);
+    kv_rotate_from(q, size, KV_SIGNS_ROTATION, 1.0f, lane, q);
+    if (KV_KIND_IS_TURBO(FC_attn_k_kind)) {
+        kv_rotate_from(q, size, KV_SIGNS_FIRST, 1.0f, lane, q + size);
+        kv_rotate_from(q + size, size, KV_SIGNS_SECOND, factor, lane, q + size);
+    }
 }

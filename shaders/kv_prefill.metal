@@ -11,33 +11,41 @@
 //
 // The cache is unpacked into threadgroup memory alone, once for 8 or 16 rows. Floats throughout: a half would be as fast and
 // cost three digits. 32 cells that no row sees are skipped before they are read, half of all under a causal mask.
+//
+// delta: S is made of the differences, and the recursion is run over its rows before the softmax, a lane for a cell, the
+// second 32 cells of a group going on where the first have left it. So the first are never skipped.
 
 #include "kv_args.h"
 #include "kv_attention.h"
+#include "kv_delta.h"
 #include "kv_row.h"
 
 #include <metal_stdlib>
 using namespace metal;
 
-constant uint FC_attn_blocks [[function_constant(18)]]; // blocks of 8 query rows: 1 or 2
+constant int FC_attn_blocks [[function_constant(18)]]; // blocks of 8 query rows: 1 or 2
 
 #define KV_PREFILL_SIMDGROUPS 4
 #define KV_PREFILL_CELLS 32
 #define KV_PREFILL_SLAB 64
 #define KV_PREFILL_BLOCKS 2
-#define KV_PREFILL_SLABS 9
+#define KV_PREFILL_SLABS (KV_PREFILL_WIDEST/KV_PREFILL_SLAB)
 // Columns of 8 that a simdgroup has of a slab.
 #define KV_PREFILL_COLUMNS (KV_PREFILL_SLAB/8/KV_PREFILL_SIMDGROUPS)
+// Matrices of sums: one block of rows of the widest, or two blocks of four slabs.
+#define KV_PREFILL_SUMS (KV_PREFILL_SLABS*KV_PREFILL_COLUMNS)
+// Query rows of a simdgroup.
+#define KV_PREFILL_OWN_ROWS (8*KV_PREFILL_BLOCKS/KV_PREFILL_SIMDGROUPS)
 
 // Values first .. first + width of 32 rows as floats, by all threads. A row that is not `live` is zero: its cell is hidden
-// or beyond the end, and may hold anything, which even a weight of zero would not keep out.
+// or beyond the end, and may hold anything, which even a weight of zero would not keep out. Rows of delta are all needed.
 static inline void kv_prefill_slab(
-        device const uchar * rows, ulong step, threadgroup const float * live, uint kind, uint size, uint first,
+        device const uchar * rows, ulong step, threadgroup const float * live, uint count, uint kind, uint size, uint first,
         uint width, threadgroup const float * levels, uint thread_index, threadgroup float * slab) {
     for (uint i = thread_index; i < KV_PREFILL_CELLS*width; i += 32*KV_PREFILL_SIMDGROUPS) {
         const uint c = i/width, at = i % width;
-        slab[c*KV_PREFILL_SLAB + at] =
-                live[c] != 0.0f ? kv_row_value(rows + c*step, kind, size, first + at, levels) : 0.0f;
+        const bool wanted = KV_KIND_IS_DELTA(kind) ? c < count : live[c] != 0.0f;
+        slab[c*KV_PREFILL_SLAB + at] = wanted ? kv_row_value(rows + c*step, kind, size, first + at, levels) : 0.0f;
     }
 }
 
@@ -54,6 +62,8 @@ kernel void kv_attn_prefill(
         ushort simdgroup [[simdgroup_index_in_threadgroup]],
         ushort lane [[thread_index_in_simdgroup]]) {
     const uint k_size = FC_attn_k_size, v_size = FC_attn_v_size, rows = 8*FC_attn_blocks;
+    const uint k_width = kv_width(FC_attn_k_kind, k_size), v_width = kv_width(FC_attn_v_kind, v_size);
+    const bool is_delta = KV_KIND_IS_DELTA(FC_attn_k_kind);
     const uint heads_per_kv = args.heads/args.kv_heads, all_rows = heads_per_kv*args.tokens;
     const uint first_row = group.x*rows, kv_head = group.y, stream = group.z;
     const uint kv_stream = stream/(args.streams/args.kv_streams);
@@ -67,8 +77,8 @@ kernel void kv_attn_prefill(
     threadgroup float * diagonal = live + KV_PREFILL_CELLS;               // [block][8][8]
     threadgroup float * s = diagonal + 64*FC_attn_blocks;                 // [row][cell]
     threadgroup float * slab = s + rows*KV_PREFILL_CELLS;                 // [cell][slab]
-    threadgroup float * q = slab + KV_PREFILL_CELLS*KV_PREFILL_SLAB;      // [row][k_size]
-    threadgroup float * o = slab;                                         // [row][v_size], at the end
+    threadgroup float * q = slab + KV_PREFILL_CELLS*KV_PREFILL_SLAB;      // [row][k_width]
+    threadgroup float * o = slab;                                         // [row][v_width], at the end
 
     kv_row_levels(FC_attn_k_kind, thread_index, k_levels);
     kv_row_levels(FC_attn_v_kind, thread_index, v_levels);
@@ -80,10 +90,10 @@ kernel void kv_attn_prefill(
         if (row < all_rows) {
             const uint token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
             device const uchar * from = queries + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
-            kv_attn_query((device const float *) from, lane, q + r*k_size);
+            kv_attn_query(from, lane, q + r*k_width);
         } else {
-            for (uint i = lane; i < k_size; i += 32) {
-                q[r*k_size + i] = 0.0f;
+            for (uint i = lane; i < k_width; i += 32) {
+                q[r*k_width + i] = 0.0f;
             }
         }
         if (lane == 0) {
@@ -93,13 +103,20 @@ kernel void kv_attn_prefill(
     }
     // The first 32 cells begin with a barrier, before any of this is read.
 
-    simdgroup_float8x8 acc[KV_PREFILL_BLOCKS*KV_PREFILL_SLABS*KV_PREFILL_COLUMNS];
-    for (uint i = 0; i < KV_PREFILL_BLOCKS*KV_PREFILL_SLABS*KV_PREFILL_COLUMNS; ++i) {
+    simdgroup_float8x8 acc[KV_PREFILL_SUMS];
+    for (uint i = 0; i < KV_PREFILL_SUMS; ++i) {
         acc[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
     keys += kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
     values += kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
     mask += stream % args.mask_rows[1]*args.mask_nb[2];
+
+    // Of a group of delta's cells: q.m, and w of the last cell so far.
+    float base[KV_PREFILL_OWN_ROWS], carry[KV_PREFILL_OWN_ROWS];
+    for (uint i = 0; i < KV_PREFILL_OWN_ROWS; ++i) {
+        base[i] = 0.0f;
+        carry[i] = 0.0f;
+    }
 
     for (uint cell = 0; cell < args.cells; cell += KV_PREFILL_CELLS) {
         bool any = false;
@@ -121,25 +138,26 @@ kernel void kv_attn_prefill(
         const bool hidden = !simd_any(rows_that_see != 0.0f);
         // Everybody has looked before the next 32 cells are looked at, and `live` stands.
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (hidden) {
+        if (hidden && !(is_delta && cell % KV_DELTA_CELLS == 0)) {
             continue;
         }
+        const uint count = min((uint) KV_PREFILL_CELLS, args.cells - cell);
 
         simdgroup_float8x8 scores[KV_PREFILL_BLOCKS];
         for (uint b = 0; b < KV_PREFILL_BLOCKS; ++b) {
             scores[b] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
         }
-        for (uint first = 0; first < k_size; first += KV_PREFILL_SLAB) {
-            const uint width = min((uint) KV_PREFILL_SLAB, k_size - first);
+        for (uint first = 0; first < k_width; first += KV_PREFILL_SLAB) {
+            const uint width = min((uint) KV_PREFILL_SLAB, k_width - first);
             kv_prefill_slab(
-                    keys + cell*args.k_nb[0], args.k_nb[0], live, FC_attn_k_kind, k_size, first, width, k_levels, thread_index, slab);
+                    keys + cell*args.k_nb[0], args.k_nb[0], live, count, FC_attn_k_kind, k_size, first, width, k_levels, thread_index, slab);
             threadgroup_barrier(mem_flags::mem_threadgroup);
             for (uint i = 0; i < width; i += 8) {
                 simdgroup_float8x8 k;
                 simdgroup_load(k, slab + simdgroup*8*KV_PREFILL_SLAB + i, KV_PREFILL_SLAB, ulong2(0, 0), true);
                 for (uint b = 0; b < FC_attn_blocks; ++b) {
                     simdgroup_float8x8 x;
-                    simdgroup_load(x, q + b*8*k_size + first + i, k_size, ulong2(0, 0), false);
+                    simdgroup_load(x, q + b*8*k_width + first + i, k_width, ulong2(0, 0), false);
                     simdgroup_multiply_accumulate(scores[b], x, k, scores[b]);
                 }
             }
@@ -151,11 +169,32 @@ kernel void kv_attn_prefill(
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 
+        kv_delta_chain chain;
+        if (is_delta) {
+            device const uchar * row = keys + (cell + lane)*args.k_nb[0];
+            const uint stored = lane < count ? kv_delta_kind(row) : KV_DELTA_EMPTY;
+            const bool begins = cell % KV_DELTA_CELLS == 0;
+            const bool written = !begins && kv_delta_kind(keys + (cell - 1)*args.k_nb[0]) != KV_DELTA_EMPTY;
+            chain = kv_delta_chain_of(stored, begins, written, lane);
+        }
         for (uint r = simdgroup; r < rows; r += KV_PREFILL_SIMDGROUPS) {
             const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
             const bool there = row < all_rows && cell + lane < args.cells;
             const float bias = there ? kv_attn_bias(args, mask + token*args.mask_nb[0], head, cell + lane) : KV_HIDDEN;
-            const float score = kv_attn_score(args, s[r*KV_PREFILL_CELLS + lane], bias, kv_attn_slope(args, head));
+            float product = s[r*KV_PREFILL_CELLS + lane];
+            if (is_delta) {
+                const uint own = r/KV_PREFILL_SIMDGROUPS;
+                if (cell % KV_DELTA_CELLS == 0) {
+                    const uint group_rows = min((uint) KV_DELTA_CELLS, args.k_cells - cell);
+                    base[own] = kv_delta_base(
+                            keys + cell*args.k_nb[0], args.k_nb[0], FC_attn_k_kind, k_size, group_rows, q + r*k_width, lane);
+                    carry[own] = 0.0f;
+                }
+                const float w = kv_delta_follow(chain, product, base[own], carry[own]);
+                product = chain.empty ? 0.0f : w + base[own];
+                carry[own] = simd_broadcast(w, (ushort) 31);
+            }
+            const float score = kv_attn_score(args, product, bias, kv_attn_slope(args, head));
             const float before = softs[2*r], sum = softs[2*r + 1];
             const float largest = max(before, simd_max(score)), weight = kv_rescale(score, largest);
             const float factor = kv_rescale(before, largest), weights = simd_sum(weight);
@@ -169,12 +208,12 @@ kernel void kv_attn_prefill(
 
         for (uint n = 0; n < KV_PREFILL_SLABS; ++n) {
             const uint first = n*KV_PREFILL_SLAB;
-            if (first >= v_size) {
+            if (first >= v_width) {
                 break;
             }
-            const uint width = min((uint) KV_PREFILL_SLAB, v_size - first);
+            const uint width = min((uint) KV_PREFILL_SLAB, v_width - first);
             kv_prefill_slab(
-                    values + cell*args.v_nb[0], args.v_nb[0], live, FC_attn_v_kind, v_size, first, width, v_levels, thread_index, slab);
+                    values + cell*args.v_nb[0], args.v_nb[0], live, count, FC_attn_v_kind, v_size, first, width, v_levels, thread_index, slab);
             threadgroup_barrier(mem_flags::mem_threadgroup);
             for (uint b = 0; b < FC_attn_blocks; ++b) {
                 simdgroup_float8x8 d;
@@ -182,7 +221,7 @@ kernel void kv_attn_prefill(
                 for (uint c = 0; c < KV_PREFILL_COLUMNS; ++c) {
                     const uint column = 8*(simdgroup*KV_PREFILL_COLUMNS + c);
                     if (column < width) {
-                        thread simdgroup_float8x8 & sum = acc[(b*KV_PREFILL_SLABS + n)*KV_PREFILL_COLUMNS + c];
+                        thread simdgroup_float8x8 & sum = acc[(n*FC_attn_blocks + b)*KV_PREFILL_COLUMNS + c];
                         simdgroup_multiply(sum, d, sum);
                         for (uint i = 0; i < KV_PREFILL_CELLS; i += 8) {
                             simdgroup_float8x8 p, v;
@@ -202,9 +241,9 @@ kernel void kv_attn_prefill(
         for (uint b = 0; b < FC_attn_blocks; ++b) {
             for (uint c = 0; c < KV_PREFILL_COLUMNS; ++c) {
                 const uint column = n*KV_PREFILL_SLAB + 8*(simdgroup*KV_PREFILL_COLUMNS + c);
-                if (column < v_size) {
+                if (column < v_width) {
                     simdgroup_store(
-                            acc[(b*KV_PREFILL_SLABS + n)*KV_PREFILL_COLUMNS + c], o + b*8*v_size + column, v_size, ulong2(0, 0), false);
+                            acc[(n*FC_attn_blocks + b)*KV_PREFILL_COLUMNS + c], o + b*8*v_width + column, v_width, ulong2(0, 0), false);
                 }
             }
         }
@@ -217,7 +256,7 @@ kernel void kv_attn_prefill(
             kv_softmax soft;
             soft.largest = softs[2*r];
             soft.sum = softs[2*r + 1];
-            kv_attn_end(args, o + r*v_size, soft, sinks, head, kv_attn_result(args, dst, head, token, stream), lane);
+            kv_attn_end(args, o + r*v_width, soft, sinks, head, kv_attn_result(args, dst, head, token, stream), lane);
         }
     }
 }

@@ -58,8 +58,18 @@ static inline float2 kv_root(uint size, uint k) {
     return beyond ? -w : w;
 }
 
+// The place of a size in tables by head size.
+static inline uint kv_size_index(uint size) {
+    return size == 64 ? 0 : size == 80 ? 1 : size == 96 ? 2 : size == 112 ? 3 : size == 128 ? 4 : size == 192 ? 5 : size == 256 ? 6 : size == 512 ? 7 : 8;
+}
+
+// Whose signs: the rotation's, or those of the two transforms of the projection.
+#define KV_SIGNS_ROTATION 0
+#define KV_SIGNS_FIRST 1
+#define KV_SIGNS_SECOND 2
+
 // The sign of value i.
-static inline float kv_sign(uint size, uint i) {
+static inline float kv_sign(uint size, uint set, uint i) {
     const uint word = size == 64    ? 0
                       : size == 80  ? 2
                       : size == 96  ? 5
@@ -69,7 +79,7 @@ static inline float kv_sign(uint size, uint i) {
                       : size == 256 ? 22
                       : size == 512 ? 30
                                     : 46;
-    return (kv_signs[word + i/32] >> (i % 32) & 1) != 0 ? -1.0f : 1.0f;
+    return (kv_signs[64*set + word + i/32] >> (i % 32) & 1) != 0 ? -1.0f : 1.0f;
 }
 
 static inline float2 kv_product(float2 a, float2 b) {
@@ -185,7 +195,7 @@ static inline void kv_rotate(thread float2 * z, uint size, uint lane, threadgrou
 }
 
 // x = R^-1 y: z[k1] becomes (x[2j], x[2j + 1]) at j = P k2 + k1.
-static inline void kv_rotate_back(threadgroup const float * y, uint size, uint lane, thread float2 * z) {
+static inline void kv_rotate_back(threadgroup const float * y, uint size, uint set, uint lane, thread float2 * z) {
     const uint lanes = kv_rotation_lanes(size), values = kv_rotation_values(size);
     const uint n = size/2;
     const uint l = lane % lanes, k2 = kv_rotation_reversed(size, l);
@@ -207,6 +217,40 @@ static inline void kv_rotate_back(threadgroup const float * y, uint size, uint l
     kv_transform(z, size, lane);
     for (uint k1 = 0; k1 < values; ++k1) {
         const uint j = values*k2 + k1;
-        z[k1] = float2(z[k1].y*kv_sign(size, 2*j), z[k1].x*kv_sign(size, 2*j + 1));
+        z[k1] = float2(z[k1].y*kv_sign(size, set, 2*j), z[k1].x*kv_sign(size, set, 2*j + 1));
+    }
+}
+
+// The first value that a lane holds after kv_rotate_back, 2 P of them; lanes from kv_rotation_lanes on repeat the first.
+static inline uint kv_rotated_first(uint size, uint lane) {
+    return 2*kv_rotation_values(size)*kv_rotation_reversed(size, lane % kv_rotation_lanes(size));
+}
+
+// y = factor * R x from threadgroup memory that the simdgroup has written, y may be x.
+static inline void kv_rotate_from(threadgroup const float * x, uint size, uint set, float factor, uint lane, threadgroup float * y) {
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    float2 z[KV_ROTATION_VALUES];
+    const uint lanes = kv_rotation_lanes(size);
+    for (uint p = 0; p < kv_rotation_values(size); ++p) {
+        const uint i = 2*(p*lanes + lane % lanes);
+        z[p] = float2(x[i]*kv_sign(size, set, i), x[i + 1]*kv_sign(size, set, i + 1))*factor;
+    }
+    // All have read before one writes; a shuffle stands between, but orders no memory.
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    kv_rotate(z, size, lane, y);
+}
+
+// y = R^-1 y in place, for whoever reads it behind a barrier.
+static inline void kv_rotate_back_in_place(threadgroup float * y, uint size, uint set, uint lane) {
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    float2 z[KV_ROTATION_VALUES];
+    kv_rotate_back(y, size, set, lane, z);
+    // All have read before one writes; a shuffle stands between, but orders no memory.
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    const uint first = kv_rotated_first(size, lane);
+    if (lane < kv_rotation_lanes(size)) {
+        for (uint i = 0; i < 2*kv_rotation_values(size); ++i) {
+            y[first + i] = z[i/2][i % 2];
+        }
     }
 }

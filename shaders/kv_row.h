@@ -1,14 +1,49 @@
-// Reading a row of any kind: ours, and ggml's f16, q8_0 and q4_0.
+// Reading a row of any kind: ours, and ggml's f32, f16, bf16, q8_0 and q4_0.
 //
 // Stored levels come in chunks. A byte at place j of a chunk of c values holds value j, and with 4 or 2 bits a code also
 // the values behind it at steps of c/2 or c/4: so a loop over the bytes of a chunk meets every value once.
+//
+// Values are those of the domain that the kind's scores and sums are taken in: rotated, projected, or plain. delta's are
+// differences, which mean nothing without their group.
 
 #pragma once
 
+#include "kv_polar.h"
+#include "kv_signs.h"
 #include "kv_srft.h"
 
 #include <metal_stdlib>
 using namespace metal;
+
+// Values of a row in its domain.
+static inline uint kv_width(uint kind, uint size) {
+    return KV_KIND_IS_TURBO(kind) ? 2*size : size;
+}
+
+static inline bool kv_is_plain(uint kind) {
+    return kind < KV_KIND_SRFT8;
+}
+
+static inline bool kv_is_float(uint kind) {
+    return kind == KV_KIND_F32 || kind == KV_KIND_F16 || kind == KV_KIND_BF16;
+}
+
+// Has the row levels in chunks? All of it, but for turbo's signs.
+static inline bool kv_is_chunked(uint kind) {
+    return !kv_is_float(kind) && !KV_KIND_IS_POLAR(kind) && kind != KV_KIND_QJL1;
+}
+
+// Bytes of the row of one head, of a kind of ours.
+static inline uint kv_row_bytes(uint kind, uint size) {
+    if (KV_KIND_IS_POLAR(kind)) {
+        return kv_polar_row_bytes(kv_polar_bits(kind), size);
+    }
+    if (KV_KIND_IS_TURBO(kind) || kind == KV_KIND_QJL1) {
+        return kv_sign_offset(kind, size) + size/8;
+    }
+    const uint levels = kv_srft_scale_bytes(size) + size*kv_code_bits(kind)/8;
+    return KV_KIND_IS_DELTA(kind) ? levels + (size + 63)/64*2 : levels;
+}
 
 struct kv_chunk {
     uint start; // first value
@@ -20,13 +55,13 @@ struct kv_chunk {
 // The chunk that holds value i.
 static inline kv_chunk kv_row_chunk(device const uchar * row, uint kind, uint size, uint i) {
     kv_chunk chunk;
-    if (kv_is_srft(kind)) {
-        const uint bits = kv_srft_bits(kind);
+    if (!kv_is_plain(kind)) {
+        const uint bits = kv_code_bits(kind);
         const uint2 place = kv_srft_chunk(size, i);
         chunk.start = place.x;
         chunk.count = place.y;
         chunk.parts = bits == 8 ? 1 : bits == 4 ? 2 : 4;
-        chunk.codes = row + kv_srft_scale_bytes(size) + place.x*bits/8;
+        chunk.codes = row + (KV_KIND_IS_TURBO(kind) ? KV_TURBO_NORM_BYTES : kv_srft_scale_bytes(size)) + place.x*bits/8;
     } else {
         const bool is_q8 = kind == KV_KIND_Q8_0;
         chunk.start = i/32*32;
@@ -39,10 +74,11 @@ static inline kv_chunk kv_row_chunk(device const uchar * row, uint kind, uint si
 
 // The factor of the levels at value i. Any bytes give something finite.
 static inline float kv_row_scale(device const uchar * row, uint kind, uint size, uint i) {
-    if (kv_is_srft(kind)) {
-        const ushort stored = ((device const ushort *) row)[i/kv_srft_group(size)];
-        // By its bits: fast mathematics knows no infinity.
-        return (stored & 0x7c00) != 0x7c00 ? (float) as_type<half>(stored)/KV_SRFT_UNIT : 0.0f;
+    if (KV_KIND_IS_TURBO(kind)) {
+        return kv_norm(row, 0);
+    }
+    if (!kv_is_plain(kind)) {
+        return kv_norm(row, i/kv_srft_group(size))/KV_SRFT_UNIT;
     }
     return (float) *(device const half *) (row + i/32*(kind == KV_KIND_Q8_0 ? 34 : 18));
 }
@@ -56,20 +92,53 @@ static inline float kv_row_level(kv_chunk chunk, uint kind, uint at, uchar byte,
     if (kind == KV_KIND_Q4_0) {
         return (float) (byte >> 4*part & 15) - 8.0f;
     }
-    if (kind == KV_KIND_SRFT4) {
+    if (chunk.parts == 2) {
         return levels[byte >> 4*part & 15];
     }
     uint code = byte >> 2*part & 3;
-    if (kind == KV_KIND_SRFT3) {
+    if (kv_code_bits(kind) == 3) {
         code |= (uint) (chunk.codes[chunk.count/4 + at/8] >> at % 8 & 1) << 2;
     }
     return levels[code];
 }
 
-// Value i of a row.
-static inline float kv_row_value(device const uchar * row, uint kind, uint size, uint i, threadgroup const float * levels) {
+static inline float kv_float_at(device const uchar * at, uint kind) {
     if (kind == KV_KIND_F16) {
-        return (float) ((device const half *) row)[i];
+        return (float) *(device const half *) at;
+    }
+    if (kind == KV_KIND_BF16) {
+        return as_type<float>((uint) *(device const ushort *) at << 16);
+    }
+    return *(device const float *) at;
+}
+
+static inline uint kv_float_bytes(uint kind) {
+    return kind == KV_KIND_F32 ? 4 : 2;
+}
+
+// Values i to i + 3 of a row of floats.
+static inline float4 kv_four_floats(device const uchar * row, uint kind, uint i) {
+    if (kind == KV_KIND_F16) {
+        return (float4) *(device const half4 *) (row + 2*i);
+    }
+    if (kind == KV_KIND_BF16) {
+        const ushort4 bits = *(device const ushort4 *) (row + 2*i);
+        return float4(as_type<float>((uint) bits.x << 16), as_type<float>((uint) bits.y << 16),
+                      as_type<float>((uint) bits.z << 16), as_type<float>((uint) bits.w << 16));
+    }
+    return *(device const float4 *) (row + 4*i);
+}
+
+// Value i of a row, below its width.
+static inline float kv_row_value(device const uchar * row, uint kind, uint size, uint i, threadgroup const float * levels) {
+    if (kv_is_float(kind)) {
+        return kv_float_at(row + i*kv_float_bytes(kind), kind);
+    }
+    if (KV_KIND_IS_POLAR(kind)) {
+        return kv_polar_pair(row, kv_polar_bits(kind), size, i/2)[i % 2];
+    }
+    if (kind == KV_KIND_QJL1 || (KV_KIND_IS_TURBO(kind) && i >= size)) {
+        return kv_signed(row, kind, size, i % size, kv_sign_magnitude(row, kind, size));
     }
     const kv_chunk chunk = kv_row_chunk(row, kind, size, i);
     const uint at = i - chunk.start;
@@ -79,10 +148,12 @@ static inline float kv_row_value(device const uchar * row, uint kind, uint size,
 
 // Fills the table of levels that a kind needs, 16 floats: it is read at places that differ from lane to lane.
 static inline void kv_row_levels(uint kind, uint thread_index, threadgroup float * levels) {
-    if (kv_is_srft(kind) && kind != KV_KIND_SRFT8) {
-        const uint bits = kv_srft_bits(kind);
-        if (thread_index < (1u << bits)) {
-            levels[thread_index] = kv_srft_levels(bits)[thread_index];
-        }
+    if (kv_is_plain(kind) || !kv_is_chunked(kind) || kind == KV_KIND_SRFT8) {
+        return;
+    }
+    const uint bits = kv_code_bits(kind);
+    constant float * table = KV_KIND_IS_TURBO(kind) ? kv_turbo_levels(kind) : kv_srft_levels(bits);
+    if (thread_index < (1u << bits)) {
+        levels[thread_index] = table[thread_index];
     }
 }

@@ -25,12 +25,15 @@ constant float kv_search_4[5] = { 0.85f, 0.9175f, 0.985f, 1.0525f, 1.12f };
 constant float kv_search_3[5] = { 0.75f, 0.85f, 0.95f, 1.05f, 1.15f };
 constant float kv_search_2[5] = { 0.6f, 0.75f, 0.9f, 1.05f, 1.2f };
 
-static inline bool kv_is_srft(uint kind) {
-    return kind >= KV_KIND_SRFT8;
-}
-
-static inline uint kv_srft_bits(uint kind) {
-    return kind == KV_KIND_SRFT8 ? 8 : kind == KV_KIND_SRFT4 ? 4 : kind == KV_KIND_SRFT3 ? 3 : 2;
+// Bits of a code in a row of levels: srft's, delta's differences, turbo's first stage.
+static inline uint kv_code_bits(uint kind) {
+    if (kind == KV_KIND_SRFT8) {
+        return 8;
+    }
+    if (kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4) {
+        return 4;
+    }
+    return kind == KV_KIND_SRFT3 || kind == KV_KIND_DELTA3 || kind == KV_KIND_TURBO4 ? 3 : 2;
 }
 
 static inline constant float * kv_srft_levels(uint bits) {
@@ -111,10 +114,21 @@ static inline uint kv_nearest(constant float * levels, uint count, float y) {
     return code;
 }
 
-// A rotated row, in the simdgroup's own threadgroup memory, to its bytes. The memory is used up.
-static inline void kv_srft_encode(threadgroup float * y, uint kind, uint size, uint lane, device uchar * row) {
+// A scale as it is stored: flags in bit 0 of the first two, where there are any.
+static inline ushort kv_srft_stored(float scale, uint group, uint flags) {
+    const ushort stored = as_type<ushort>((half) clamp(scale*KV_SRFT_UNIT, -65504.0f, 65504.0f));
+    if (flags == 0 || group > 1) {
+        return stored;
+    }
+    return (stored & 0xfffe) | (flags >> group & 1);
+}
+
+// A rotated row, in the simdgroup's own threadgroup memory, to its bytes. The memory is used up. `flags` are bit 0 of scales 0
+// and 1; zero for rows that have none.
+static inline void kv_srft_encode(threadgroup float * y, uint bits, uint size, uint flags, uint lane, device uchar * row) {
 #pragma METAL fp math_mode(safe)
-    const uint bits = kv_srft_bits(kind), group = kv_srft_group(size);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    const uint group = kv_srft_group(size);
     const uint count = kv_srft_lane_values(size), lanes = group/count;
     const uint first_value = lane*count;
     const bool mine = first_value < size;
@@ -177,8 +191,7 @@ static inline void kv_srft_encode(threadgroup float * y, uint kind, uint size, u
         scale = sums.x/sums.y;
     }
     if (mine && first_value % group == 0) {
-        const float stored = empty ? 0.0f : clamp(scale*KV_SRFT_UNIT, -65504.0f, 65504.0f);
-        ((device half *) row)[first_value/group] = (half) stored;
+        ((device ushort *) row)[first_value/group] = kv_srft_stored(empty ? 0.0f : scale, first_value/group, flags);
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
     device uchar * body = row + kv_srft_scale_bytes(size);

@@ -181,8 +181,9 @@ constant float2 kv_roots_576[288] = {
     { -0.99904823f, -0.043619387f }, { -0.9994646f, -0.032719083f }, { -0.999762f, -0.021814885f }, { -0.9999405f, -0.010908091f },
 };
 
-// Signs of the rotation, a bit that is set being -1: 64 from word 0, 80 from word 2, 96 from word 5, 112 from word 8, 128 from word 12, 192 from word 16, 256 from word 22, 512 from word 30, 576 from word 46.
-constant uint kv_signs[64] = {
+// Signs, a bit that is set being -1: of the rotation 64 from word 0, 80 from word 2, 96 from word 5, 112 from word 8, 128 from word 12, 192 from word 16, 256 from word 22, 512 from word 30, 576 from word 46; of the projection's
+// first transform 64 words further on, of its second as many again.
+constant uint kv_signs[192] = {
     0x7a1f152a, 0x8bfc0de0, 0xf8e18622, 0xe016e4f7, 0x00004d8d, 0xd1b5da2d, 0xbd011ef3, 0x0de2e37e,
     0xdb979789, 0x1e0d2c9c, 0x92594af0, 0x00006ef6, 0xdc893482, 0x56f666ef, 0xc6fb0221, 0x94617aea,
     0xba99184e, 0x0a51aa93, 0x5d394ae8, 0x29a363cd, 0x76ebd559, 0xcadbd1eb, 0xbcb35919, 0xac63592c,
@@ -191,4 +192,30 @@ constant uint kv_signs[64] = {
     0x0c3f2d0f, 0xf460dfad, 0x0c938d02, 0x05b2c438, 0xeb07b7c8, 0x112c0cba, 0x73bc299d, 0xf544797f,
     0xde0f2378, 0x2d9855be, 0x04d3661e, 0x5e563089, 0xdc64f8e6, 0xd80d33b7, 0x05f8f2be, 0xf4e0404b,
     0x8b9d99e0, 0x5a756b7a, 0x8ebc5c94, 0x1ed29f0a, 0x245a7ab9, 0xa12ce133, 0xfd7025d1, 0xd971ab06,
+    0xd84b682a, 0xac94a65d, 0x02fb2ba2, 0x822e1292, 0x00001ec7, 0xc6c59734, 0x928ed980, 0x04bf09d0,
+    0xe1fc2b5e, 0x8b43e0a3, 0x16aee539, 0x0000d4dd, 0xff380c60, 0x2a5dff06, 0x356f63a9, 0x33aebdb2,
+    0x452045be, 0xb519e79b, 0xd24ff4e9, 0xc7faa812, 0x07bf88bb, 0x1f0b3f6b, 0x8663dd76, 0xbcee3283,
+    0x03cf7788, 0x5b7b280f, 0x35162d14, 0x34b77747, 0x53fac5ce, 0x756e8002, 0x846706f0, 0xb85051ce,
+    0xeab9ad9b, 0x8804e402, 0x09a1e45e, 0x21347826, 0x229b2e5c, 0x67687240, 0x54f73d6c, 0x5f562efe,
+    0x4ecae9f0, 0x73fba4f3, 0x3ed840b2, 0x1507f54d, 0xf7bc5b3c, 0x0421e526, 0xd6481eab, 0x1e7bf33d,
+    0xe2d065b9, 0xc119811f, 0xd13b470d, 0xe97bb448, 0x5950569f, 0x5876b0a7, 0xe6b80834, 0x66edc06d,
+    0xe86485a1, 0x599c662a, 0x0bdfeac4, 0x1b01ba7a, 0xe8b49b04, 0xa72e30b6, 0x270bc7d7, 0x705e924b,
+    0x6327a1e6, 0x7dea3956, 0xbf47c229, 0x692a1e18, 0x0000a2a0, 0x8b3cc64c, 0xdbdc81cc, 0x98f1caed,
+    0x5b1efdf8, 0xb8fa08a4, 0x331587a2, 0x000076b3, 0x1b34783e, 0x44f783b3, 0x2d029b22, 0xefcb14e6,
+    0x07f74ec2, 0x19156771, 0x576471d5, 0x3140e22d, 0xc770d8e0, 0x75a3a21f, 0x2c9b4bb7, 0xd190c016,
+    0x2d77aafd, 0x6c2c7e67, 0x3407cc5e, 0x29eabcb8, 0xe3942d81, 0x41e28134, 0x1ff26413, 0x237a11d2,
+    0x165a99a1, 0x8c81c5cf, 0x5137abe4, 0x0a6718f2, 0x21972a8d, 0xdbd616a9, 0xfa8f4bb3, 0x226f0a8c,
+    0xeaebfd01, 0xa8759d45, 0x13977061, 0x03314777, 0xfef8360c, 0xc1afa164, 0xaa891938, 0xdb44100c,
+    0xb7302606, 0x7889a69e, 0x888ae201, 0x91e6ce6f, 0xfc98e90f, 0xafe7899b, 0xfff263cc, 0x64f50495,
+    0xddc4773d, 0xde83bdfa, 0x44bd9690, 0x66735dce, 0x84e45329, 0xaa06b1e3, 0xff6fd4e1, 0x77a043d7,
+};
+
+// The mean magnitude of the values of a projected vector whose root mean square is 1, by head size.
+constant float kv_mean_magnitudes[9] = {
+    0.8010073f, 0.8003818f, 0.7999651f, 0.79966754f, 0.79944444f, 0.79892415f, 0.79866415f, 0.7982742f, 0.79823095f,
+};
+
+// What a projected query is multiplied by, by head size.
+constant float kv_score_factors[9] = {
+    1.5585728f, 1.5610098f, 1.5626365f, 1.5637996f, 1.5646725f, 1.5667111f, 1.5677314f, 1.5692631f, 1.5694333f,
 };

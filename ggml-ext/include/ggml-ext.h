@@ -212,6 +212,9 @@ bool ggml_ext_state_place(const uint32_t * cells, size_t n, uint32_t source_cell
 bool ggml_ext_state_recode(int32_t type, int32_t heads, const void * src, size_t src_cells, void * dst, size_t dst_cells,
                            const uint32_t * from, const uint32_t * to, size_t n);
 
+// The text of one of the Metal shaders ("kv_rows", "kv_decode", "kv_prefill"), headers included; NULL for any other name.
+const char * ggml_ext_metal_source(const char * shader);
+
 // The instruction set in use ("avx512", "avx2", "neon", "scalar"); GGML_EXT_ISA in the environment chooses a lesser one.
 const char * ggml_ext_isa(void);
 

@@ -5,6 +5,7 @@ use crate::groups;
 use crate::guard::{self, Weights};
 use crate::isa::{self, Kernels};
 use crate::lanes::Lanes;
+use crate::metal;
 use crate::rows;
 use crate::spec::{self, registry, Layer, Member, Side, Spec};
 use crate::state;
@@ -178,6 +179,15 @@ pub unsafe extern "C" fn ggml_ext_type_parse(text: *const c_char, err: *mut c_ch
 pub unsafe extern "C" fn ggml_ext_family_names() -> *const c_char {
     static NAMES: OnceLock<CString> = OnceLock::new();
     guarded(c"".as_ptr(), || NAMES.get_or_init(|| CString::new(table::family_names()).unwrap_or_default()).as_ptr())
+}
+
+/// # Safety
+/// `shader` is a terminated string.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_metal_source(shader: *const c_char) -> *const c_char {
+    // SAFETY: the caller's promise.
+    let shader = unsafe { CStr::from_ptr(shader) };
+    guarded(std::ptr::null(), || shader.to_str().ok().and_then(metal::source).map_or(std::ptr::null(), CStr::as_ptr))
 }
 
 /// A message, and what is answered beside it.

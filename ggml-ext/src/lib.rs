@@ -61,6 +61,8 @@ pub mod isa;
 #[doc(hidden)]
 pub mod lanes;
 #[doc(hidden)]
+pub mod metal;
+#[doc(hidden)]
 pub mod rotation;
 #[doc(hidden)]
 pub mod rows;

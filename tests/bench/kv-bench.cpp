@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -19,9 +20,24 @@ namespace {
 // Rows written by one SET_ROWS when a cache is filled: an ubatch of llama.cpp.
 constexpr int64_t FILL_TOKENS = 512;
 
+// KV_BENCH_DEVICE=gpu asks for the GPU's ops instead of the CPU's.
+bool on_gpu() {
+    static const bool gpu = [] {
+        const char * device = getenv("KV_BENCH_DEVICE");
+        return device && strcmp(device, "gpu") == 0;
+    }();
+    return gpu;
+}
+
 ggml_backend_t backend() {
-    static ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
-    return cpu;
+    static ggml_backend_t chosen = [] {
+        const ggml_backend_dev_type type = on_gpu() ? GGML_BACKEND_DEVICE_TYPE_GPU : GGML_BACKEND_DEVICE_TYPE_CPU;
+        return ggml_backend_init_by_type(type, nullptr);
+    }();
+    if (!chosen) {
+        throw std::runtime_error("there is no such device");
+    }
+    return chosen;
 }
 
 // By name, so that a build whose backends are loaded at run time serves too.
@@ -37,6 +53,9 @@ template <typename F> F of_cpu(const char * name) {
 // A pool that lives on between graphs, as llama.cpp's tools attach one; without it each graph would start its threads
 // anew.
 void use_threads(int n) {
+    if (on_gpu()) {
+        return;
+    }
     static int               current = 0;
     static ggml_threadpool_t pool    = nullptr;
     static auto pool_new  = of_cpu<decltype(&ggml_threadpool_new)>("ggml_threadpool_new");
@@ -132,7 +151,7 @@ struct Graph {
         for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
             const ggml_tensor * node = ggml_graph_node(graph, i);
             if (!ggml_backend_supports_op(backend(), node)) {
-                throw std::runtime_error(std::string("the CPU backend refuses ") + ggml_op_desc(node));
+                throw std::runtime_error(std::string(ggml_backend_name(backend())) + " refuses " + ggml_op_desc(node));
             }
         }
     }

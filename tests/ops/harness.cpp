@@ -17,15 +17,19 @@ struct Peak {
 std::string                 current;
 std::map<std::string, Peak> peaks;
 
+ggml_backend_t chosen = nullptr;
+
 ggml_backend_t backend() {
     static ggml_backend_t cpu = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
-    return cpu;
+    return chosen ? chosen : cpu;
 }
 
-void set_threads(int n) {
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend()));
-    static auto set = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
-    set(backend(), n);
+void set_threads(ggml_backend_t backend, int n) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+    const auto set = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
+    if (set) {
+        set(backend, n);
+    }
 }
 
 }  // namespace
@@ -170,7 +174,11 @@ uint64_t seed_of(const std::string & text) {
     return h;
 }
 
-Graph::Graph() {
+void run_on(ggml_backend_t backend) {
+    chosen = backend;
+}
+
+Graph::Graph() : backend_(backend()) {
     const ggml_init_params params = { 64*ggml_tensor_overhead() + ggml_graph_overhead(), nullptr, /*.no_alloc =*/ true };
     ctx_   = ggml_init(params);
     graph_ = ggml_new_graph(ctx_);
@@ -186,7 +194,7 @@ void Graph::add(ggml_tensor * node) {
 }
 
 void Graph::allocate(uint8_t fill) {
-    buffer_ = ggml_backend_alloc_ctx_tensors(ctx_, backend());
+    buffer_ = ggml_backend_alloc_ctx_tensors(ctx_, backend_);
     ggml_backend_buffer_clear(buffer_, fill);
 }
 
@@ -197,13 +205,13 @@ bool Graph::supports(const ggml_tensor * op) {
 bool Graph::compute(int n_threads) {
     for (int i = 0; i < ggml_graph_n_nodes(graph_); i++) {
         const ggml_tensor * node = ggml_graph_node(graph_, i);
-        if (!supports(node)) {
+        if (!ggml_backend_supports_op(backend_, node)) {
             check(false, std::string("the backend refuses ") + ggml_op_desc(node));
             return false;
         }
     }
-    set_threads(n_threads);
-    const bool ok = ggml_backend_graph_compute(backend(), graph_) == GGML_STATUS_SUCCESS;
+    set_threads(backend_, n_threads);
+    const bool ok = ggml_backend_graph_compute(backend_, graph_) == GGML_STATUS_SUCCESS;
     if (!ok) {
         check(false, "the graph is computed");
     }

@@ -54,6 +54,9 @@ uint64_t seed_of(const std::string & text);
 
 // graphs
 
+// Graphs made from now on live on this backend; the CPU's where nothing was said, or nullptr.
+void run_on(ggml_backend_t backend);
+
 // All tensors of a graph live in one buffer of their own; nothing is reused, so every intermediate can be read.
 class Graph {
   public:
@@ -67,9 +70,10 @@ class Graph {
     // False, and a failed check, where the backend would not take a node.
     bool compute(int n_threads = 2);
 
-    static bool supports(const ggml_tensor * op);
+    static bool supports(const ggml_tensor * op);  // by the backend that graphs are made on now
 
   private:
+    ggml_backend_t        backend_;
     ggml_context *        ctx_;
     ggml_cgraph *         graph_;
     ggml_backend_buffer_t buffer_ = nullptr;

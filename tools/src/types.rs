@@ -48,7 +48,7 @@ pub fn as_json() -> Value {
         for t in &f.types {
             all.push(json!({
                 "family": f.name, "name": t.name, "id": t.id, "head_size": t.head_size, "row_bytes": t.row_bytes,
-                "bits_per_value": t.bits, "k": f.k, "v": f.v, "backends": ["cpu"],
+                "bits_per_value": t.bits, "k": f.k, "v": f.v, "backends": ["cpu", "metal"],
             }));
         }
     }
@@ -75,7 +75,7 @@ pub fn as_text() -> String {
         out.row(vec![f.name.into(), bits, sides, ids, what]);
     }
     format!(
-        "{out}\nbits: per value at head size 128, scales included\nhead sizes: {}; backends: cpu\n",
+        "{out}\nbits: per value at head size 128, scales included\nhead sizes: {}; backends: cpu, metal\n",
         sizes.join(" ")
     )
 }

@@ -2,7 +2,7 @@
 //!
 //! The ops run inside ggml, in a library that is built with llama.cpp (tests/bench). Which instruction set our kernels
 //! use is settled once a process, so each one is measured in a child of its own, and upstream's types with it: a ratio
-//! is always between two numbers of the same process. The child also keeps criterion's own report off our output.
+//! is always between two numbers of the same process. With `--metal` the ops are those of the GPU, ours and upstream's. The child also keeps criterion's own report off our output.
 
 pub mod bandwidth;
 mod busy;
@@ -82,7 +82,7 @@ pub fn bench(options: &Options) -> Result<()> {
     };
     let mut rows = Vec::new();
     for isa in isas {
-        rows.extend(worker::collect(&plan, &library, isa)?);
+        rows.extend(worker::collect(&plan, &library, isa, options.build.metal)?);
     }
     let report = report::Report { plan: &plan, rows, read, others: watch.others() };
     let json = serde_json::to_string_pretty(&report.as_json())?;

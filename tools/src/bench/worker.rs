@@ -68,14 +68,17 @@ fn problem<'a>(library: &'a Library, case: &Case, pair: &Pair) -> Result<Problem
     }
 }
 
-/// The parent: runs the child with the kernels of `isa` (the best where None).
-pub fn collect(plan: &Plan, library: &Path, isa: Option<&str>) -> Result<Vec<Row>> {
+/// The parent: runs the child with the kernels of `isa` (the best where None), or with those of the GPU.
+pub fn collect(plan: &Plan, library: &Path, isa: Option<&str>, gpu: bool) -> Result<Vec<Row>> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(std::env::args_os().skip(1)).arg("--worker").arg(library);
     match isa {
         Some(isa) => command.env("GGML_EXT_ISA", isa),
         None => &mut command,
     };
+    if gpu {
+        command.env("KV_BENCH_DEVICE", "gpu");
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot run {}", process::shown(&command)))?;
     let errors = child.stderr.take().map(|mut pipe| {

@@ -5,6 +5,7 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
+use ggml_ext::codec::qjl::{mean_magnitude, score_factor};
 use ggml_ext::rotation::{Rotation, HEAD_SIZES};
 
 use super::compile::shaders;
@@ -36,15 +37,40 @@ pub fn text() -> String {
         );
     }
     let (mut words, mut starts) = (Vec::new(), Vec::new());
-    for size in HEAD_SIZES {
-        starts.push(format!("{size} from word {}", words.len()));
-        words.extend(signs(size).chunks(32).map(|signs| {
-            let word = signs.iter().enumerate().fold(0u32, |word, (i, &negative)| word | u32::from(negative) << i);
-            format!("0x{word:08x}")
-        }));
+    for set in 0..3 {
+        for size in HEAD_SIZES {
+            if set == 0 {
+                starts.push(format!("{size} from word {}", words.len()));
+            }
+            words.extend(signs(plans(size)[set]).chunks(32).map(|signs| {
+                let word = signs.iter().enumerate().fold(0u32, |word, (i, &negative)| word | u32::from(negative) << i);
+                format!("0x{word:08x}")
+            }));
+        }
     }
-    let note = format!("Signs of the rotation, a bit that is set being -1: {}", starts.join(", "));
+    let note = format!(
+        "Signs, a bit that is set being -1: of the rotation {}; of the projection's\n\
+         // first transform {} words further on, of its second as many again",
+        starts.join(", "),
+        words.len() / 3
+    );
     array(&mut text, &note, &format!("constant uint kv_signs[{}]", words.len()), &words, 8);
+    let of_sizes = |f: fn(usize) -> f32| HEAD_SIZES.iter().map(|&size| float(f(size))).collect::<Vec<_>>();
+    let count = HEAD_SIZES.len();
+    array(
+        &mut text,
+        "The mean magnitude of the values of a projected vector whose root mean square is 1, by head size",
+        &format!("constant float kv_mean_magnitudes[{count}]"),
+        &of_sizes(mean_magnitude),
+        count,
+    );
+    array(
+        &mut text,
+        "What a projected query is multiplied by, by head size",
+        &format!("constant float kv_score_factors[{count}]"),
+        &of_sizes(score_factor),
+        count,
+    );
     text
 }
 
@@ -65,9 +91,15 @@ fn array(text: &mut String, note: &str, declaration: &str, values: &[String], pe
     text.push_str("};\n");
 }
 
+/// The rotation, and the two transforms of the projection.
+fn plans(size: usize) -> [&'static Rotation; 3] {
+    let [first, second] = Rotation::projection(size).expect("one of HEAD_SIZES");
+    [Rotation::of(size).expect("one of HEAD_SIZES"), first, second]
+}
+
 /// Which values change their sign, read off the transform: R of a unit vector begins with its sign / sqrt(n).
-fn signs(size: usize) -> Vec<bool> {
-    let rotation = Rotation::of(size).expect("one of HEAD_SIZES");
+fn signs(rotation: &Rotation) -> Vec<bool> {
+    let size = rotation.size();
     (0..size)
         .map(|i| {
             let (mut x, mut y) = (vec![0.0; size], vec![0.0; size]);

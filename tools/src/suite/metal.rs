@@ -1,6 +1,7 @@
 //! The Metal shaders, run on the CPU and compared with the Rust library and with f64.
 
 mod attention;
+mod backend;
 mod rows;
 mod runtime;
 mod upstream;
@@ -31,6 +32,8 @@ struct Setup {
     mode: Mode,
     quick: bool,
     soak: bool,
+    /// On the GPU of this machine instead of the CPU.
+    gpu: bool,
 }
 
 impl Setup {
@@ -44,7 +47,10 @@ impl Setup {
     }
 
     fn shader(&self, name: &str) -> Result<Library> {
-        self.own(shaders().join(name))
+        if self.gpu {
+            return on_gpu(name);
+        }
+        self.own(shaders().join(format!("{name}.metal")))
     }
 
     fn test_shader(&self, name: &str) -> Result<Library> {
@@ -52,10 +58,23 @@ impl Setup {
     }
 }
 
+/// A shader as Metal compiles it.
+#[cfg(target_os = "macos")]
+fn on_gpu(name: &str) -> Result<Library> {
+    let text = ggml_ext::metal::source(name).ok_or_else(|| anyhow!("there is no shader {name}"))?;
+    Library::on_gpu(text.to_str()?)
+}
+
+#[cfg(not(target_os = "macos"))]
+fn on_gpu(_: &str) -> Result<Library> {
+    bail!("Metal is macOS's")
+}
+
 /// Takes away the barriers of a shader one after the other; `work` is a test that has to fail each time. A barrier may
 /// go unnoticed where the source says that a shuffle stands beside it: here a shuffle is a meeting point too, while
 /// Metal does not promise that it orders memory.
 fn seeded_mistakes(library: &Library, tally: &mut Tally, shader: &str, work: impl Fn() -> Result<()>) -> Result<()> {
+    let Some(library) = library.as_cpu() else { return Ok(()) };
     work()?;
     let barriers = library.barriers()?;
     ensure!(!barriers.is_empty(), "{shader} met no barrier");
@@ -100,7 +119,7 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         }
     };
     let mode = if sanitized { Mode::AddressSanitizer } else { Mode::Plain };
-    let mut setup = Setup { compiler, mode, quick: options.quick || sanitized, soak: options.soak };
+    let mut setup = Setup { compiler, mode, quick: options.quick || sanitized, soak: options.soak, gpu: false };
     if list.is_some_and(|list| list == OVERRUN) {
         return runtime::overrun(&setup);
     }
@@ -113,10 +132,19 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     runtime::run(&setup, tally)?;
     rows::run(&setup, tally)?;
     attention::run(&setup, tally)?;
+    if !sanitized {
+        backend::run(&setup, tally)?;
+    }
     if whole {
         upstream::run(&setup, tally)?;
         println!("metal: the quick list again with fast mathematics, as Metal's compiler takes it");
         (setup.mode, setup.quick) = (Mode::FastMath, true);
+        rows::run(&setup, tally)?;
+        attention::run(&setup, tally)?;
+    }
+    if cfg!(target_os = "macos") && !sanitized {
+        println!("metal: the lists again on the GPU");
+        (setup.mode, setup.quick, setup.gpu) = (Mode::Plain, options.quick, true);
         rows::run(&setup, tally)?;
         attention::run(&setup, tally)?;
     }

@@ -4,7 +4,7 @@ use anyhow::{ensure, Context, Result};
 use ggml_ext::rotation::HEAD_SIZES;
 use half::f16;
 
-use super::values::{bytes, bytes_mut, kind, row_bytes, store, Noise};
+use super::values::{bytes, bytes_mut, is_grouped, kind, row_bytes, store_cells, width, Noise, Side};
 use super::{cases, seeded_mistakes, Setup};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
@@ -14,6 +14,7 @@ const BOUND: f64 = 1e-3;
 const SIMDGROUPS: u32 = 4;
 const MOST_ROWS: usize = 8;
 const MOST_VALUES: usize = 1152;
+const PREFILL_WIDEST: usize = 640;
 
 /// `struct kv_attn_args` of shaders/kv_args.h.
 #[repr(C)]
@@ -30,10 +31,12 @@ struct Args {
     mask_rows: [u32; 2],
     out_size: u32,
     slope_heads: u32,
+    k_cells: u32,
     scale: f32,
     softcap: f32,
     slope_low: f32,
     slope_high: f32,
+    padding: u32,
     q_nb: [u64; 3],
     k_nb: [u64; 3],
     v_nb: [u64; 3],
@@ -41,10 +44,11 @@ struct Args {
     dst_nb: [u64; 3],
 }
 
-const _: () = assert!(std::mem::size_of::<Args>() == 16 * 4 + 15 * 8);
+const _: () = assert!(std::mem::size_of::<Args>() == 18 * 4 + 15 * 8);
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
+    q: &'static str,
     k: &'static str,
     v: &'static str,
     k_size: usize,
@@ -66,6 +70,7 @@ struct Case {
 }
 
 const PLAIN: Case = Case {
+    q: "f32",
     k: "srft4",
     v: "srft4",
     k_size: 64,
@@ -83,6 +88,17 @@ const PLAIN: Case = Case {
     softcap: 0.0,
     sinks: false,
 };
+
+impl Case {
+    fn widths(&self) -> (usize, usize) {
+        (width(self.k, self.k_size), width(self.v, self.v_size))
+    }
+
+    fn widest(&self) -> usize {
+        let (k, v) = self.widths();
+        k.max(v)
+    }
+}
 
 fn sized(case: Case, size: usize) -> Case {
     Case { k_size: size, v_size: size, out_size: size, ..case }
@@ -110,9 +126,9 @@ impl Shader {
 }
 
 pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
-    let decode = Shader { way: Way::Decode, library: setup.shader("kv_decode.metal")? };
+    let decode = Shader { way: Way::Decode, library: setup.shader("kv_decode")? };
     with_shader(setup, tally, &decode, PLAIN)?;
-    let prefill = Shader { way: Way::Prefill, library: setup.shader("kv_prefill.metal")? };
+    let prefill = Shader { way: Way::Prefill, library: setup.shader("kv_prefill")? };
     // 33 rows for each KV head: two blocks, two blocks, and a row.
     with_shader(setup, tally, &prefill, Case { tokens: 11, cells: 150, chunk_cells: 150, ..PLAIN })
 }
@@ -133,6 +149,19 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
         ("q4_0", "srft3"),
         ("srft4", "q4_0"),
         ("f16", "q8_0"),
+        ("bf16", "srft4"),
+        ("srft4", "bf16"),
+        ("f32", "srft8"),
+        ("srft3", "f32"),
+        ("polar4", "polar4"),
+        ("polar3", "polar3"),
+        ("turbo4", "turbo4"),
+        ("turbo3", "turbo3"),
+        ("qjl1", "srft4"),
+        ("delta4", "srft4"),
+        ("delta3", "turbo3"),
+        ("turbo4", "q8_0"),
+        ("q8_0", "polar4"),
     ];
     for (k, v) in pairs {
         // All sizes for what has a kind of its own, some for mixtures.
@@ -149,13 +178,17 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
             .map(|&size| {
                 // Long rows are dear here; 70 cells are two and a bit of what a simdgroup takes.
                 let cells = if size > 256 { 70 } else { plain.cells };
-                sized(Case { k, v, cells, chunk_cells: 96, ..plain }, size)
+                // A group of cells is in one chunk.
+                let chunk_cells = if is_grouped(k) { 128 } else { 96 };
+                sized(Case { k, v, cells, chunk_cells, ..plain }, size)
             })
+            // The widest have no room in prefill's threadgroup memory: they are decoded, whatever the tokens.
+            .filter(|c| shader.way == Way::Decode || c.widest() <= PREFILL_WIDEST)
             .collect();
         check(shader, tally, &format!("{kernel} {k}/{v}: {} head sizes", list.len()), &list);
     }
     let chunked = Case { chunk_cells: 64, ..plain };
-    let more: [(&str, Vec<Case>); 9] = [
+    let more: [(&str, Vec<Case>); 11] = [
         ("one chunk, one dispatch", vec![plain, sized(Case { k: "f16", ..plain }, 128)]),
         (
             "one cell; cells that end with a chunk; one more",
@@ -163,6 +196,15 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
                 Case { cells: 1, chunk_cells: 1, tokens: 1, ..plain },
                 Case { cells: 256, chunk_cells: 128, ..plain },
                 Case { cells: 257, chunk_cells: 128, ..plain },
+            ],
+        ),
+        ("queries of f16", vec![Case { q: "f16", ..plain }, Case { q: "f16", k: "f16", ..chunked }]),
+        (
+            "delta: groups that end early, no cell seen in the first half of one, several chunks",
+            vec![
+                Case { k: "delta4", cells: 131, chunk_cells: 64, ..plain },
+                Case { k: "delta3", cells: 104, chunk_cells: 128, masked: false, ..plain },
+                Case { k: "delta4", cells: 200, chunk_cells: 128, tokens: 2, streams: 2, ..plain },
             ],
         ),
         ("softcap", vec![Case { softcap: 20.0, ..chunked }, Case { softcap: 2.0, ..plain }]),
@@ -202,7 +244,8 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
     tally.check(&format!("{kernel}: a bit that is flipped in the cache shows"), || canary(shader));
     seeded_mistakes(&shader.library, tally, kernel, || {
         // 128 values are two slabs of prefill's.
-        for case in [sized(plain, 128), chunked] {
+        let delta = Case { k: "delta4", chunk_cells: 128, ..plain };
+        for case in [sized(plain, 128), chunked, Case { k: "turbo4", v: "turbo4", ..plain }, delta] {
             Problem::new(case)?.compare(shader)?;
         }
         Ok(())
@@ -238,7 +281,7 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(name: &str, size: usize, case: &Case, noise: &mut Noise) -> Result<Cache> {
+    fn new(name: &str, size: usize, side: Side, case: &Case, noise: &mut Noise) -> Result<Cache> {
         let (row_bytes, rows) = (row_bytes(name, size)?, case.streams * case.cells * case.kv_heads);
         let mut cache = Cache {
             row_bytes,
@@ -248,8 +291,27 @@ impl Cache {
             bytes: vec![0; rows * row_bytes],
             values: noise.row(rows * size),
         };
-        for (row, x) in cache.bytes.chunks_exact_mut(row_bytes).zip(cache.values.chunks_exact_mut(size)) {
-            store(name, x, row)?;
+        for stream in 0..case.streams {
+            for head in 0..case.kv_heads {
+                let mut x = Vec::new();
+                for cell in 0..case.cells {
+                    x.extend_from_slice(cache.value(cell, head, stream));
+                }
+                if is_grouped(name) {
+                    // Keys like each other, so that rows are chained; here and there one that is not.
+                    let first = x[..size].to_vec();
+                    for (cell, x) in x.chunks_exact_mut(size).enumerate() {
+                        let like = if cell % 37 == 20 { 0.0 } else { 1.0 };
+                        x.iter_mut().zip(&first).for_each(|(x, f)| *x = 0.3 * *x + like * f);
+                    }
+                }
+                let at = cache.row(0, head, stream) * row_bytes;
+                store_cells(name, size, &mut x, side, &mut cache.bytes[at..], row_bytes * case.kv_heads)?;
+                for (cell, x) in x.chunks_exact(size).enumerate() {
+                    let at = cache.row(cell, head, stream) * size;
+                    cache.values[at..at + size].copy_from_slice(x);
+                }
+            }
         }
         Ok(cache)
     }
@@ -283,9 +345,12 @@ impl Problem {
     fn new(case: Case) -> Result<Problem> {
         let noise = &mut Noise::new(case.k_size as u64 + 1000 * case.cells as u64);
         let heads = case.kv_heads * case.group;
-        let k = Cache::new(case.k, case.k_size, &case, noise)?;
-        let v = Cache::new(case.v, case.v_size, &case, noise)?;
-        let q = noise.row(case.streams * heads * case.tokens * case.k_size);
+        let k = Cache::new(case.k, case.k_size, Side::Key, &case, noise)?;
+        let v = Cache::new(case.v, case.v_size, Side::Value, &case, noise)?;
+        let mut q = noise.row(case.streams * heads * case.tokens * case.k_size);
+        if case.q == "f16" {
+            q.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+        }
         let mut mask = Vec::new();
         for i in 0..case.mask_heads * case.tokens * case.cells {
             let (cell, token) = (i % case.cells, i / case.cells % case.tokens);
@@ -307,15 +372,14 @@ impl Problem {
 
     /// Query heads of a threadgroup, as a host has to choose them.
     fn rows(&self) -> usize {
-        let widest = self.case.k_size.max(self.case.v_size);
-        self.case.group.min(MOST_ROWS).min(MOST_VALUES / widest)
+        self.case.group.min(MOST_ROWS).min(MOST_VALUES / self.case.widest())
     }
 
     fn args(&self) -> Args {
         let c = &self.case;
         let heads = self.heads();
         let slope_heads = 1u32 << heads.ilog2();
-        let (q_row, dst_row) = (4 * c.k_size, 4 * c.out_size);
+        let (q_row, dst_row) = (if c.q == "f16" { 2 } else { 4 } * c.k_size, 4 * c.out_size);
         Args {
             cells: c.cells as u32,
             heads: heads as u32,
@@ -328,10 +392,12 @@ impl Problem {
             mask_rows: [c.mask_heads as u32, 1],
             out_size: c.out_size as u32,
             slope_heads,
+            k_cells: c.cells as u32,
             scale: self.scale(),
             softcap: c.softcap,
             slope_low: (-c.max_bias / slope_heads as f32).exp2(),
             slope_high: (-c.max_bias / 2.0 / slope_heads as f32).exp2(),
+            padding: 0,
             q_nb: [q_row, q_row * c.tokens, q_row * c.tokens * heads].map(|n| n as u64),
             k_nb: self.k.nb(),
             v_nb: self.v.nb(),
@@ -353,7 +419,16 @@ impl Problem {
             (15, flag(c.softcap != 0.0)),
             (16, flag(c.sinks)),
             (17, flag(c.max_bias != 0.0)),
+            (20, kind(c.q)?.into()),
         ])
+    }
+
+    /// The queries as the kernel finds them.
+    fn queries(&self) -> Vec<u8> {
+        match self.case.q {
+            "f16" => self.q.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
+            _ => bytes(&self.q).to_vec(),
+        }
     }
 
     /// [stream][token][head][value]
@@ -369,14 +444,15 @@ impl Problem {
 
     fn decode(&self, library: &Library, order: Order, dst: &mut [f32]) -> Result<()> {
         let c = &self.case;
-        let (args, rows) = (self.args(), self.rows());
+        let (args, rows, queries) = (self.args(), self.rows(), self.queries());
+        let (k_width, v_width) = c.widths();
         let whole = args.chunks == 1;
         let mut constants = self.constants()?;
         constants.extend([(18, rows as f64), (19, if whole { 1.0 } else { 0.0 })]);
         let results = c.streams * c.tokens * self.heads();
-        let mut partials = vec![f32::NAN; if whole { 0 } else { results * args.chunks as usize * (c.v_size + 2) }];
+        let mut partials = vec![f32::NAN; if whole { 0 } else { results * args.chunks as usize * (v_width + 2) }];
         let simdgroups = SIMDGROUPS as usize;
-        let floats = rows * c.k_size + 32 + simdgroups * rows * (32 + 2 + c.v_size);
+        let floats = 32 + (rows * k_width + simdgroups * 32 * rows).max(simdgroups / 2 * rows * (v_width + 2));
         let blocks = c.group.div_ceil(rows);
         let args_buffer = [args];
         library.launch(Launch {
@@ -385,7 +461,7 @@ impl Problem {
             group: [32 * SIMDGROUPS, 1, 1],
             buffers: vec![
                 Argument::Read(bytes(&args_buffer)),
-                Argument::Read(bytes(&self.q)),
+                Argument::Read(&queries),
                 Argument::Read(&self.k.bytes),
                 Argument::Read(&self.v.bytes),
                 Argument::Read(bytes(&self.mask)),
@@ -415,7 +491,7 @@ impl Problem {
                 Argument::Write(bytes_mut(dst)),
                 Argument::Read(bytes(&partials)),
             ],
-            threadgroup: &[4 * c.v_size],
+            threadgroup: &[4 * v_width],
             constants: &constants,
             order,
             strict: true,
@@ -425,12 +501,13 @@ impl Problem {
 
     fn prefill(&self, library: &Library, order: Order, dst: &mut [f32]) -> Result<()> {
         let c = &self.case;
-        let blocks = if c.k_size.max(c.v_size) <= 256 { 2 } else { 1 };
+        let ((k_width, v_width), queries) = (c.widths(), self.queries());
+        let blocks = if c.widest() <= 256 { 2 } else { 1 };
         let rows = 8 * blocks;
         let (cells, slab) = (32, 64);
         let mut constants = self.constants()?;
         constants.push((18, blocks as f64));
-        let tiles = (cells * slab + rows * c.k_size).max(rows * c.v_size);
+        let tiles = (cells * slab + rows * k_width).max(rows * v_width);
         let floats = 32 + 2 * rows + 5 * cells + 64 * blocks + rows * cells + tiles;
         library.launch(Launch {
             kernel: "kv_attn_prefill",
@@ -438,7 +515,7 @@ impl Problem {
             group: [32 * SIMDGROUPS, 1, 1],
             buffers: vec![
                 Argument::Read(bytes(&[self.args()])),
-                Argument::Read(bytes(&self.q)),
+                Argument::Read(&queries),
                 Argument::Read(&self.k.bytes),
                 Argument::Read(&self.v.bytes),
                 Argument::Read(bytes(&self.mask)),

@@ -6,12 +6,16 @@ use ggml_ext::lanes::Lanes;
 use ggml_ext::rotation::HEAD_SIZES;
 use half::f16;
 
-use super::values::{bytes, kind, srft, Noise};
+use super::values::{bytes, bytes_mut, concrete, format, kind, srft, store_cells, Noise, Side};
 use super::{cases, seeded_mistakes, Setup};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
 
 const FAMILIES: [&str; 4] = ["srft8", "srft4", "srft3", "srft2"];
+/// Rows that stand alone, but are not made of levels and scales alone.
+const OTHERS: [&str; 5] = ["polar4", "polar3", "turbo4", "turbo3", "qjl1"];
+/// Cells that are coded together.
+const GROUPED: [&str; 2] = ["delta4", "delta3"];
 /// Codes that may fall to the other side of a tie, of all.
 const TIES: f64 = 1e-3;
 /// Simdgroups of a threadgroup.
@@ -25,17 +29,21 @@ struct Args {
     heads: u32,
     rows: [u32; 3],
     index_rows: [u32; 2],
-    cache_rows: u32,
+    cache_heads: u32,
+    cache_rows: [u32; 2],
+    cells: u32,
+    first_cell: u32,
+    cell_step: u64,
     value_step: u64,
     float_nb: [u64; 3],
     cache_nb: [u64; 3],
     index_nb: [u64; 3],
 }
 
-const _: () = assert!(std::mem::size_of::<Args>() == 8 * 4 + 10 * 8);
+const _: () = assert!(std::mem::size_of::<Args>() == 12 * 4 + 11 * 8);
 
 pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
-    let library = setup.shader("kv_rows.metal")?;
+    let library = setup.shader("kv_rows")?;
     let rows = if setup.quick {
         6
     } else if setup.soak {
@@ -64,13 +72,48 @@ pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
             Ok(())
         });
     }
+    for family in OTHERS {
+        let (mut all, mut differ) = (0, 0);
+        let what = format!("kv_set_rows {family}: {} head sizes in 3 orders, against the definition", HEAD_SIZES.len());
+        cases(tally, &what, 3 * HEAD_SIZES.len() as u64, || {
+            for size in HEAD_SIZES {
+                let found = set_other(&library, family, size, rows).with_context(|| format!("head size {size}"))?;
+                all += found.codes;
+                differ += found.ties;
+            }
+            ensure!((differ as f64) < TIES * all as f64, "{differ} of {all} bytes differ");
+            Ok(())
+        });
+        println!("      {differ} of {all} bytes on the other side of a tie");
+        let what = format!("kv_get_rows {family}: {} head sizes in 3 orders, to f32 and f16", HEAD_SIZES.len());
+        cases(tally, &what, 6 * HEAD_SIZES.len() as u64, || {
+            for size in HEAD_SIZES {
+                get_rows(&library, family, size).with_context(|| format!("head size {size}"))?;
+            }
+            Ok(())
+        });
+    }
+    let sizes: &[usize] = if setup.quick { &[64, 80] } else { &HEAD_SIZES };
+    for family in GROUPED {
+        let what = format!("kv_set_groups and kv_get_rows {family}: {} head sizes in 3 orders", sizes.len());
+        cases(tally, &what, 6 * sizes.len() as u64, || {
+            sizes
+                .iter()
+                .try_for_each(|&size| grouped(&library, family, size).with_context(|| format!("head size {size}")))
+        });
+    }
     tally.check("kv_set_rows: heads, strides, f16, 32-bit indices, repeated indices, bad indices", || shapes(&library));
     seeded_mistakes(&library, tally, "kv_rows.metal", || {
         for size in [64, 576] {
             set_rows(&library, "srft4", size, 8)?;
             get_rows(&library, "srft4", size)?;
+            for family in ["polar4", "turbo4", "qjl1"] {
+                set_other(&library, family, size, 8)?;
+                get_rows(&library, family, size)?;
+            }
         }
-        Ok(())
+        // A size at which lanes read bytes of others.
+        grouped(&library, "delta4", 80)
     })
 }
 
@@ -84,13 +127,17 @@ struct Problem<'a> {
 }
 
 fn launch(library: &Library, p: &Problem, args: Args, from: &[u8], index: &[u8], to: &mut [u8]) -> Result<()> {
-    let floats = p.size + if p.kernel == "kv_get_rows" { 16 } else { 0 };
+    // kv_set_groups has a simdgroup for each head.
+    let (groups, simdgroups, floats) = match p.kernel {
+        "kv_set_groups" => (args.cache_heads, 1, 5 * p.size + 16),
+        _ => (args.units.div_ceil(SIMDGROUPS as u32), SIMDGROUPS, p.size + p.size / 4 + 16),
+    };
     library.launch(Launch {
         kernel: p.kernel,
-        grid: [args.units.div_ceil(SIMDGROUPS as u32), 1, 1],
-        group: [32 * SIMDGROUPS as u32, 1, 1],
+        grid: [groups, 1, 1],
+        group: [32 * simdgroups as u32, 1, 1],
         buffers: vec![Argument::Read(bytes(&[args])), Argument::Read(from), Argument::Read(index), Argument::Write(to)],
-        threadgroup: &[4 * SIMDGROUPS * floats],
+        threadgroup: &[4 * simdgroups * floats],
         constants: &[
             (0, kind(p.family)?.into()),
             (1, p.size as f64),
@@ -125,7 +172,11 @@ fn contiguous(size: usize, heads: usize, rows: usize, row_bytes: usize) -> Args 
         heads: heads as u32,
         rows: [rows as u32, 1, 1],
         index_rows: [1, 1],
-        cache_rows: rows as u32,
+        cache_heads: heads as u32,
+        cache_rows: [rows as u32, 1],
+        cells: rows as u32,
+        first_cell: 0,
+        cell_step: (row_bytes * heads) as u64,
         value_step: 4,
         float_nb: [(4 * size * heads) as u64, 0, 0],
         cache_nb: [(row_bytes * heads) as u64, 0, 0],
@@ -196,9 +247,100 @@ fn ties(format: Srft, x: &[f32], got: &[u8], wanted: &[u8]) -> Result<usize> {
     Ok(differ)
 }
 
+/// Rows that are not levels and scales alone: bytes, and where they differ the row must be as good as the definition's.
+fn set_other(library: &Library, family: &str, size: usize, rows: usize) -> Result<Found> {
+    let format = format(family, size)?;
+    let x = values(size, rows);
+    let index: Vec<i64> = (0..rows as i64).rev().collect();
+    let mut all = Vec::new();
+    for order in Order::ALL {
+        let p = Problem { kernel: "kv_set_rows", family, size, float_kind: 0, index_bytes: 8, order };
+        let mut cache = vec![0xeeu8; rows * format.row_bytes()];
+        launch(library, &p, contiguous(size, 1, rows, format.row_bytes()), bytes(&x), bytes(&index), &mut cache)?;
+        all.push(cache);
+    }
+    ensure!(all[0] == all[1] && all[0] == all[2], "the result depends on the order of lanes");
+    let mut found = Found::default();
+    for (r, x) in x.chunks_exact(size).enumerate() {
+        let got = &all[0][(rows - 1 - r) * format.row_bytes()..][..format.row_bytes()];
+        let mut wanted = vec![0u8; format.row_bytes()];
+        format.encode::<Lanes>(x, &mut wanted);
+        found.codes += wanted.len();
+        let differ = got.iter().zip(&wanted).filter(|(a, b)| a != b).count();
+        found.ties += differ;
+        if differ == 0 {
+            continue;
+        }
+        let error = |row: &[u8]| -> f64 {
+            let mut y = vec![0.0f32; size];
+            format.decode::<Lanes>(row, &mut y);
+            let clean = x.iter().map(|x| if x.is_nan() { 0.0 } else { x.clamp(-1e6, 1e6) });
+            clean.zip(y).map(|(x, y)| f64::from(x - y).powi(2)).sum()
+        };
+        let (a, b) = (error(got), error(&wanted));
+        ensure!(a <= b * 1.01 + 1e-20, "row {r}: {differ} bytes differ and the error is {a:e}, not {b:e}");
+    }
+    Ok(found)
+}
+
+/// Cells of two heads, one after the other: keys like each other, some unlike, some zero.
+fn grouped(library: &Library, family: &str, size: usize) -> Result<()> {
+    let (heads, rows) = (2usize, 140usize);
+    let row_bytes = concrete(family, size)?.row_bytes();
+    let noise = &mut Noise::new(size as u64 + 11);
+    let mean = noise.row(heads * size);
+    let mut x = noise.row(heads * size * rows);
+    for (cell, x) in x.chunks_exact_mut(heads * size).enumerate() {
+        let (like, own) = match cell % 50 {
+            20 => (0.0, 1.0),
+            30 => (0.0, 0.0),
+            _ => (2.0, 0.3),
+        };
+        x.iter_mut().zip(&mean).for_each(|(x, m)| *x = own * *x + like * m);
+    }
+    let index: Vec<i64> = (0..rows as i64).collect();
+    let args = contiguous(size, heads, rows, row_bytes);
+    let (mut caches, mut backs) = (Vec::new(), Vec::new());
+    for order in Order::ALL {
+        let mut cache = vec![0u8; rows * heads * row_bytes];
+        let p = Problem { kernel: "kv_set_groups", family, size, float_kind: 0, index_bytes: 8, order };
+        launch(library, &p, args, bytes(&x), bytes(&index), &mut cache)?;
+        let mut back = vec![f32::NAN; x.len()];
+        let p = Problem { kernel: "kv_get_rows", ..p };
+        launch(library, &p, args, &cache, bytes(&index), bytes_mut(&mut back))?;
+        caches.push(cache);
+        backs.push(back);
+    }
+    ensure!(caches[0] == caches[1] && caches[0] == caches[2], "the cache depends on the order of lanes");
+    ensure!(
+        bytes(&backs[0]) == bytes(&backs[1]) && bytes(&backs[0]) == bytes(&backs[2]),
+        "rows depend on the order of lanes"
+    );
+    let (mut differ, mut error, mut power) = (0, 0.0f64, 0.0f64);
+    for head in 0..heads {
+        let of = |x: &[f32]| -> Vec<f32> {
+            x.chunks_exact(heads * size).flat_map(|x| x[head * size..(head + 1) * size].to_vec()).collect()
+        };
+        let (mut wanted, mut rows_of_head) = (of(&x), vec![0u8; rows * row_bytes]);
+        store_cells(family, size, &mut wanted, Side::Key, &mut rows_of_head, row_bytes)?;
+        for (cell, row) in rows_of_head.chunks_exact(row_bytes).enumerate() {
+            let got = &caches[0][(cell * heads + head) * row_bytes..][..row_bytes];
+            differ += got.iter().zip(row).filter(|(a, b)| a != b).count();
+        }
+        for (a, b) in of(&backs[0]).iter().zip(&wanted) {
+            error += f64::from(a - b).powi(2);
+            power += f64::from(*b).powi(2);
+        }
+    }
+    // A tie moves the differences of the rows behind it.
+    ensure!(differ as f64 <= 1e-2 * caches[0].len() as f64, "{differ} of {} bytes differ", caches[0].len());
+    ensure!(error <= 1e-4 * power, "rows come back with an error of {error:e} of {power:e}");
+    Ok(())
+}
+
 fn get_rows(library: &Library, family: &str, size: usize) -> Result<()> {
     let rows = 5;
-    let format = srft(family, size)?;
+    let format = format(family, size)?;
     let x = Noise::new(size as u64 + 7).row(size * rows);
     let mut cache = vec![0u8; rows * format.row_bytes()];
     for (x, row) in x.chunks_exact(size).zip(cache.chunks_exact_mut(format.row_bytes())) {
@@ -260,7 +402,11 @@ fn shapes(library: &Library) -> Result<()> {
         heads: heads as u32,
         rows: n.map(|n| n as u32),
         index_rows: [2, 1],
-        cache_rows: cache_rows as u32,
+        cache_heads: heads as u32,
+        cache_rows: [cache_rows as u32, n[1] as u32],
+        cells: cache_rows as u32,
+        first_cell: 0,
+        cell_step: row_bytes as u64,
         value_step: 4,
         float_nb: [2 * row_values, 2 * row_values * n[0], 2 * row_values * n[0] * n[1]].map(|n| n as u64),
         cache_nb: [row_bytes, row_bytes * cache_rows, row_bytes * cache_rows * n[1]].map(|n| n as u64),

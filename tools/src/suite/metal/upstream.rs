@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::{ensure, Result};
 use half::f16;
 
-use super::values::{bytes, bytes_mut, row_bytes, store, Noise};
+use super::values::{bytes, bytes_mut, row_bytes, store, Noise, Side};
 use super::{cases, Setup};
 use crate::metal::{Argument, Launch, Library, Order, Shader};
 use crate::source::{self, Source, Tree};
@@ -115,7 +115,7 @@ fn set_and_get(library: &Library, kind: &str, order: Order) -> Result<()> {
     })?;
     let mut wanted = vec![0u8; cache.len()];
     for (x, &i) in x.chunks_exact_mut(SIZE).zip(&index) {
-        store(kind, x, &mut wanted[i as usize * row..][..row])?;
+        store(kind, x, Side::Value, &mut wanted[i as usize * row..][..row])?;
     }
     let differ = cache.iter().zip(&wanted).filter(|(a, b)| a != b).count();
     ensure!(differ == 0, "{differ} of {} bytes differ", cache.len());
@@ -185,7 +185,7 @@ fn attend(library: &Library, order: Order) -> Result<f64> {
     for _ in 0..2 {
         let (mut values, mut bytes) = (noise.row(CELLS * SIZE), vec![0u8; CELLS * row]);
         for (x, row) in values.chunks_exact_mut(SIZE).zip(bytes.chunks_exact_mut(row)) {
-            store("q8_0", x, row)?;
+            store("q8_0", x, Side::Value, row)?;
         }
         sides.push((values, bytes));
     }

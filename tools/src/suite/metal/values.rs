@@ -3,9 +3,11 @@
 use anyhow::{Context, Result};
 use ggml_ext::codec::format::Format;
 use ggml_ext::codec::srft::Srft;
+use ggml_ext::groups;
+use ggml_ext::isa::kernels;
 use ggml_ext::lanes::Lanes;
-use ggml_ext::table::{self, Concrete, Entry};
-use half::f16;
+use ggml_ext::table::{self, Concrete, Entry, Storage};
+use half::{bf16, f16};
 
 /// xorshift: the same numbers in every run.
 pub struct Noise(u64);
@@ -38,10 +40,15 @@ pub fn concrete(family: &str, size: usize) -> Result<Concrete> {
     }
 }
 
-/// The row format of a family that the shaders know.
+/// The row format of a family whose rows stand alone.
+pub fn format(family: &str, size: usize) -> Result<Format> {
+    concrete(family, size)?.format().with_context(|| format!("rows of {family} do not stand alone"))
+}
+
+/// The same of one of srft's.
 pub fn srft(family: &str, size: usize) -> Result<Srft> {
-    match concrete(family, size)?.format() {
-        Some(Format::Srft(format)) => Ok(format),
+    match format(family, size)? {
+        Format::Srft(format) => Ok(format),
         _ => Err(anyhow::anyhow!("{family} is not one of srft's")),
     }
 }
@@ -53,22 +60,75 @@ pub fn kind(name: &str) -> Result<u32> {
         "f16" => 1,
         "q4_0" => 2,
         "q8_0" => 8,
+        "bf16" => 30,
         family => concrete(family, 64)?.id() as u32,
     })
 }
 
 pub fn row_bytes(name: &str, size: usize) -> Result<usize> {
     Ok(match name {
-        "f16" => 2 * size,
+        "f32" => 4 * size,
+        "f16" | "bf16" => 2 * size,
         "q8_0" => size / 32 * 34,
         "q4_0" => size / 32 * 18,
         family => concrete(family, size)?.row_bytes(),
     })
 }
 
+/// Values of a row in the domain that scores and sums are taken in.
+pub fn width(name: &str, size: usize) -> usize {
+    if name.starts_with("turbo") {
+        2 * size
+    } else {
+        size
+    }
+}
+
+/// What a row is read as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The vector whose products with queries are the scores.
+    Key,
+    Value,
+}
+
+/// Are cells of this type coded together?
+pub fn is_grouped(name: &str) -> bool {
+    name.starts_with("delta")
+}
+
+/// Stores rows of one head in consecutive cells, `stride` bytes apart, and leaves in `x` what they decode to.
+pub fn store_cells(name: &str, size: usize, x: &mut [f32], side: Side, rows: &mut [u8], stride: usize) -> Result<()> {
+    if !is_grouped(name) {
+        for (x, row) in x.chunks_exact_mut(size).zip(rows.chunks_mut(stride)) {
+            store(name, x, side, row)?;
+        }
+        return Ok(());
+    }
+    let Storage::Grouped(format) = concrete(name, size)?.storage() else {
+        return Err(anyhow::anyhow!("{name} has no groups"));
+    };
+    let bytes = format.row_bytes();
+    let mut close = vec![0u8; x.len() / size * bytes];
+    groups::encode(format, kernels(), x, &mut close);
+    groups::decode(format, kernels(), &close, x);
+    for (row, close) in rows.chunks_mut(stride).zip(close.chunks_exact(bytes)) {
+        row[..bytes].copy_from_slice(close);
+    }
+    Ok(())
+}
+
 /// Stores a row and leaves in `x` what it decodes to.
-pub fn store(name: &str, x: &mut [f32], row: &mut [u8]) -> Result<()> {
+pub fn store(name: &str, x: &mut [f32], side: Side, row: &mut [u8]) -> Result<()> {
     match name {
+        "f32" => row[..4 * x.len()].copy_from_slice(bytes(x)),
+        "bf16" => {
+            for (x, out) in x.iter_mut().zip(row.chunks_exact_mut(2)) {
+                let h = bf16::from_f32(*x);
+                out.copy_from_slice(&h.to_le_bytes());
+                *x = h.to_f32();
+            }
+        }
         "f16" => {
             for (x, out) in x.iter_mut().zip(row.chunks_exact_mut(2)) {
                 let h = f16::from_f32(*x);
@@ -104,9 +164,12 @@ pub fn store(name: &str, x: &mut [f32], row: &mut [u8]) -> Result<()> {
             }
         }
         family => {
-            let format = srft(family, x.len())?;
+            let format = format(family, x.len())?;
             format.encode::<Lanes>(x, row);
-            format.decode::<Lanes>(row, x);
+            match side {
+                Side::Key => format.decode_key::<Lanes>(row, x),
+                Side::Value => format.decode::<Lanes>(row, x),
+            }
         }
     }
     Ok(())
