@@ -3,6 +3,7 @@
 mod counts;
 mod metal;
 mod model;
+mod neon;
 mod ops;
 mod rust;
 mod wrapper;
@@ -136,7 +137,8 @@ pub fn test(options: &Options) -> Result<ExitCode> {
                 Ok(())
             }
             Part::Wrapper => wrapper::run(options, &mut tally),
-            Part::Neon | Part::Life => {
+            Part::Neon => neon::run(options, &mut tally),
+            Part::Life => {
                 tally.skip("all", 1, "not part of this version yet");
                 Ok(())
             }

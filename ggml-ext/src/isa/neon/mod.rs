@@ -255,18 +255,12 @@ impl Simd for F32x16 {
             match N {
                 8 => F32x16([zero, zero, a, b]),
                 4 => F32x16([zero, a, b, c]),
-                2 => F32x16([
-                    vextq_f32::<2>(zero, a),
-                    vextq_f32::<2>(a, b),
-                    vextq_f32::<2>(b, c),
-                    vextq_f32::<2>(c, d),
-                ]),
-                _ => F32x16([
-                    vextq_f32::<3>(zero, a),
-                    vextq_f32::<3>(a, b),
-                    vextq_f32::<3>(b, c),
-                    vextq_f32::<3>(c, d),
-                ]),
+                2 => {
+                    F32x16([vextq_f32::<2>(zero, a), vextq_f32::<2>(a, b), vextq_f32::<2>(b, c), vextq_f32::<2>(c, d)])
+                }
+                _ => {
+                    F32x16([vextq_f32::<3>(zero, a), vextq_f32::<3>(a, b), vextq_f32::<3>(b, c), vextq_f32::<3>(c, d)])
+                }
             }
         }
     }

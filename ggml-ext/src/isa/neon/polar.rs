@@ -62,15 +62,14 @@ impl PolarChunks {
     #[target_feature(enable = "neon")]
     unsafe fn block(self, row: *const u8, block: usize) -> int8x16_t {
         const UPPER_AT: [[u8; PAIRS]; 3] = [[0, 0, 2, 2, 4, 4, 6, 6], [8, 8, 8, 8, 10, 10, 10, 10], [12; 8]];
-        const MIRRORED: [[u8; PAIRS]; 3] = [[0, 3, 0, 3, 0, 3, 0, 3], [0, 0, 3, 3, 0, 0, 3, 3], [0, 0, 0, 0, 3, 3, 3, 3]];
+        const MIRRORED: [[u8; PAIRS]; 3] =
+            [[0, 3, 0, 3, 0, 3, 0, 3], [0, 0, 3, 3, 0, 0, 3, 3], [0, 0, 0, 0, 3, 3, 3, 3]];
         let f = self.format;
         // SAFETY: a block of the row; eight bytes.
         unsafe {
             let shift = |at: &[u8; PAIRS]| vnegq_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(at.as_ptr()))));
             // Entry k of a table of words is bytes 2k and 2k + 1.
-            let pair = |code: uint16x8_t| {
-                vreinterpretq_u8_u16(vmlaq_u16(vdupq_n_u16(0x100), code, vdupq_n_u16(0x202)))
-            };
+            let pair = |code: uint16x8_t| vreinterpretq_u8_u16(vmlaq_u16(vdupq_n_u16(0x100), code, vdupq_n_u16(0x202)));
             let upper = vdupq_n_u16(upper_codes(f, row, block) as u16);
             let mut factors = [vdupq_n_s16(0); 3];
             for level in 0..3 {
@@ -179,7 +178,13 @@ unsafe fn scores_of<const BITS: u32>(
                 let zero = Pair { index: [vdupq_n_u8(0); REGISTERS], weight: [vdupq_n_f32(0.0); REGISTERS] };
                 let mut pairs = [zero; PAIRS];
                 for i in 0..REGISTERS {
-                    prepare::<BITS>(f, block, [row(4 * i), row(4 * i + 1), row(4 * i + 2), row(4 * i + 3)], i, &mut pairs);
+                    prepare::<BITS>(
+                        f,
+                        block,
+                        [row(4 * i), row(4 * i + 1), row(4 * i + 2), row(4 * i + 3)],
+                        i,
+                        &mut pairs,
+                    );
                 }
                 by_rows!(rows, [1 2 3 4], |first, COUNT| {
                     let tables = tables.add(first * row_tables + block * PAIRS * TABLE);

@@ -18,13 +18,7 @@ pub(super) unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, 
 
 /// H rows of weights.
 #[inline(always)]
-unsafe fn weigh_rows<const H: usize>(
-    v: LevelBlock,
-    n: usize,
-    tops: &[f32; CELLS],
-    weights: *const f32,
-    acc: *mut f32,
-) {
+unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, tops: &[f32; CELLS], weights: *const f32, acc: *mut f32) {
     let bundles = n.div_ceil(BUNDLE);
     // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
     unsafe {

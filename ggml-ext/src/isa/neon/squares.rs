@@ -92,7 +92,8 @@ unsafe fn dot_rows<const H: usize, const PAIRS: usize, const GROUP: usize>(
     unsafe {
         // Two rows by turns, eight bytes each; the last row stands in for one that is missing.
         let mut queries = std::mem::MaybeUninit::<[[i8; 2 * MAX_WIDTH]; PAIRS]>::uninit();
-        let queries: [*mut i8; PAIRS] = std::array::from_fn(|p| queries.as_mut_ptr().cast::<i8>().add(p * 2 * MAX_WIDTH));
+        let queries: [*mut i8; PAIRS] =
+            std::array::from_fn(|p| queries.as_mut_ptr().cast::<i8>().add(p * 2 * MAX_WIDTH));
         for (p, to) in queries.iter().enumerate() {
             let row = |h: usize| q.bytes.add((first + h.min(H - 1)) * width);
             for at in (0..width).step_by(16) {
@@ -147,13 +148,7 @@ pub(super) unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, 
 
 /// H rows of weights.
 #[inline(always)]
-unsafe fn weigh_rows<const H: usize>(
-    v: LevelBlock,
-    n: usize,
-    tops: &[f32; CELLS],
-    weights: *const f32,
-    acc: *mut f32,
-) {
+unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, tops: &[f32; CELLS], weights: *const f32, acc: *mut f32) {
     let bundles = n.div_ceil(BUNDLE);
     // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
     unsafe {

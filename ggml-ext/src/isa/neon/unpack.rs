@@ -169,10 +169,7 @@ impl<const BITS: u32> Chunks for BlockChunks<BITS> {
             }
             let codes = codes_32::<BITS>(row.add(chunk * (2 + code_bytes(BITS, BLOCK)) + 2));
             let middle = vdupq_n_s8(if BITS == 8 { 0 } else { 8 });
-            [
-                vsubq_s8(vreinterpretq_s8_u8(codes[0]), middle),
-                vsubq_s8(vreinterpretq_s8_u8(codes[1]), middle),
-            ]
+            [vsubq_s8(vreinterpretq_s8_u8(codes[0]), middle), vsubq_s8(vreinterpretq_s8_u8(codes[1]), middle)]
         }
     }
 }
