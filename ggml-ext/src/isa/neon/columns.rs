@@ -28,11 +28,12 @@ pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
 unsafe fn words_of_4(v: [int8x16_t; FOUR]) -> [int8x16_t; FOUR] {
     // SAFETY: NEON is always there.
     unsafe {
-        let v = v.map(|v| vreinterpretq_s32_s8(v));
-        let (a, b) = (vtrn1q_s32(v[0], v[1]), vtrn2q_s32(v[0], v[1]));
-        let (c, d) = (vtrn1q_s32(v[2], v[3]), vtrn2q_s32(v[2], v[3]));
-        let [a, b, c, d] = [a, b, c, d].map(|v| vreinterpretq_s64_s32(v));
-        [vtrn1q_s64(a, c), vtrn1q_s64(b, d), vtrn2q_s64(a, c), vtrn2q_s64(b, d)].map(|v| vreinterpretq_s8_s64(v))
+        let v = |i: usize| vreinterpretq_s32_s8(v[i]);
+        let (a, b) = (vtrn1q_s32(v(0), v(1)), vtrn2q_s32(v(0), v(1)));
+        let (c, d) = (vtrn1q_s32(v(2), v(3)), vtrn2q_s32(v(2), v(3)));
+        let low = |x, y| vreinterpretq_s8_s64(vtrn1q_s64(vreinterpretq_s64_s32(x), vreinterpretq_s64_s32(y)));
+        let high = |x, y| vreinterpretq_s8_s64(vtrn2q_s64(vreinterpretq_s64_s32(x), vreinterpretq_s64_s32(y)));
+        [low(a, c), low(b, d), high(a, c), high(b, d)]
     }
 }
 

@@ -57,7 +57,10 @@ pub(super) unsafe fn gemm64(a: Matrix, b: Matrix, c: MatrixMut, rows: usize, dep
                     }
                 }
                 for k in 0..depth {
-                    let x: [float32x4_t; COLUMNS] = std::array::from_fn(|i| vld1q_f32(b.0.add(k * b.1 + at + 4 * i)));
+                    let mut x = [vdupq_n_f32(0.0); COLUMNS];
+                    for i in 0..COLUMNS {
+                        x[i] = vld1q_f32(b.0.add(k * b.1 + at + 4 * i));
+                    }
                     for h in 0..COUNT {
                         let w = *a.0.add((first + h) * a.1 + k);
                         for i in 0..COLUMNS {
@@ -81,11 +84,13 @@ pub(super) unsafe fn transpose(x: *const f32, width: usize, out: *mut f32) {
         for c in (0..CELLS).step_by(4) {
             // SAFETY: four rows of four values of both.
             unsafe {
-                let v: [float32x4_t; 4] = std::array::from_fn(|a| vld1q_f32(x.add((c + a) * width + i)));
-                let (a, b) = (vtrn1q_f32(v[0], v[1]), vtrn2q_f32(v[0], v[1]));
-                let (c0, d) = (vtrn1q_f32(v[2], v[3]), vtrn2q_f32(v[2], v[3]));
-                let [a, b, c0, d] = [a, b, c0, d].map(|v| vreinterpretq_f64_f32(v));
-                let rows = [vtrn1q_f64(a, c0), vtrn1q_f64(b, d), vtrn2q_f64(a, c0), vtrn2q_f64(b, d)];
+                let v = |a: usize| vld1q_f32(x.add((c + a) * width + i));
+                let (v0, v1, v2, v3) = (v(0), v(1), v(2), v(3));
+                let (even, odd) =
+                    (|x, y| vreinterpretq_f64_f32(vtrn1q_f32(x, y)), |x, y| vreinterpretq_f64_f32(vtrn2q_f32(x, y)));
+                let (a, b) = (even(v0, v1), odd(v0, v1));
+                let (y, z) = (even(v2, v3), odd(v2, v3));
+                let rows = [vtrn1q_f64(a, y), vtrn1q_f64(b, z), vtrn2q_f64(a, y), vtrn2q_f64(b, z)];
                 for (b, row) in rows.into_iter().enumerate() {
                     vst1q_f32(out.add((i + b) * CELLS + c), vreinterpretq_f32_f64(row));
                 }

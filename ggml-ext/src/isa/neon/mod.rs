@@ -141,7 +141,13 @@ struct F32x16([float32x4_t; 4]);
 impl F32x16 {
     #[inline(always)]
     fn zip(self, b: Self, f: impl Fn(float32x4_t, float32x4_t) -> float32x4_t) -> Self {
-        F32x16(std::array::from_fn(|i| f(self.0[i], b.0[i])))
+        F32x16::by_register(|i| f(self.0[i], b.0[i]))
+    }
+
+    /// Written out: the library's function for it is not always inlined.
+    #[inline(always)]
+    fn by_register(f: impl Fn(usize) -> float32x4_t) -> Self {
+        F32x16([f(0), f(1), f(2), f(3)])
     }
 
     /// Lane i with i+8, then i+4, i+2, i+1, in the first lane.
@@ -179,7 +185,7 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn load(x: &[f32]) -> Self {
         let x = &x[..LANES];
-        F32x16(std::array::from_fn(|i| unsafe { vld1q_f32(x[4 * i..].as_ptr()) }))
+        F32x16::by_register(|i| unsafe { vld1q_f32(x[4 * i..].as_ptr()) })
     }
     #[inline(always)]
     fn store(self, x: &mut [f32]) {
@@ -191,8 +197,9 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn store_bytes(self, x: &mut [u8]) {
         unsafe {
-            let [a, b, c, d] = self.0.map(|v| vreinterpretq_s16_s32(vcvtq_s32_f32(v)));
-            let (low, high) = (vreinterpretq_u8_s16(vuzp1q_s16(a, b)), vreinterpretq_u8_s16(vuzp1q_s16(c, d)));
+            let whole = |i: usize| vreinterpretq_s16_s32(vcvtq_s32_f32(self.0[i]));
+            let low = vreinterpretq_u8_s16(vuzp1q_s16(whole(0), whole(1)));
+            let high = vreinterpretq_u8_s16(vuzp1q_s16(whole(2), whole(3)));
             vst1q_u8(x[..LANES].as_mut_ptr(), vuzp1q_u8(low, high));
         }
     }
@@ -221,7 +228,7 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {
-        F32x16(std::array::from_fn(|i| unsafe { vfmaq_f32(c.0[i], self.0[i], b.0[i]) }))
+        F32x16::by_register(|i| unsafe { vfmaq_f32(c.0[i], self.0[i], b.0[i]) })
     }
     #[inline(always)]
     fn max(self, b: Self) -> Self {
@@ -233,19 +240,19 @@ impl Simd for F32x16 {
     }
     #[inline(always)]
     fn abs(self) -> Self {
-        F32x16(self.0.map(|v| unsafe { vabsq_f32(v) }))
+        F32x16::by_register(|i| unsafe { vabsq_f32(self.0[i]) })
     }
     #[inline(always)]
     fn above(self, limit: Self, yes: Self, no: Self) -> Self {
-        F32x16(std::array::from_fn(|i| unsafe { vbslq_f32(vcgtq_f32(self.0[i], limit.0[i]), yes.0[i], no.0[i]) }))
+        F32x16::by_register(|i| unsafe { vbslq_f32(vcgtq_f32(self.0[i], limit.0[i]), yes.0[i], no.0[i]) })
     }
     #[inline(always)]
     fn fma_where(self, mask: u16, b: Self, c: Self) -> Self {
         let sum = self.fma(b, c);
-        F32x16(std::array::from_fn(|i| unsafe {
+        F32x16::by_register(|i| unsafe {
             let bit = vld1q_u32([1u32, 2, 4, 8].as_ptr());
             vbslq_f32(vtstq_u32(vdupq_n_u32(u32::from(mask) >> (4 * i)), bit), sum.0[i], c.0[i])
-        }))
+        })
     }
     #[inline(always)]
     fn shifted<const N: usize>(self) -> Self {

@@ -36,49 +36,64 @@ pub(super) struct PolarChunks {
     format: Polar,
     /// Words of cosines and of sines of level 1.
     first: [uint8x16x2_t; 2],
+    /// Bytes of a block's codes of level 1, a word for each, how far down the code lies in it, and its bits.
+    first_bytes: uint8x16_t,
+    first_down: int16x8_t,
+    first_mask: uint16x8_t,
     /// Cosines of levels 2, 3, 4 as words.
     upper: [uint8x16_t; 3],
 }
+
+/// Where the codes of level 1 lie, of 3 bits and of 4. Those of 3 bits are at 0 3 6 | 9 12 15 | 18 21.
+const FIRST_BYTES: [[u8; 16]; 2] =
+    [[0, 1, 0, 1, 0, 1, 1, 2, 1, 2, 1, 2, 2, 3, 2, 3], [0, 1, 0, 1, 1, 2, 1, 2, 2, 3, 2, 3, 3, 0, 3, 0]];
+const FIRST_DOWN: [[i16; PAIRS]; 2] = [[0, -3, -6, -1, -4, -7, -2, -5], [0, -4, 0, -4, 0, -4, 0, -4]];
+/// Where those of levels 2, 3 and 4 lie, and which pairs take the sine, whose code is the mirrored one.
+const UPPER_DOWN: [[i16; PAIRS]; 3] =
+    [[0, 0, -2, -2, -4, -4, -6, -6], [-8, -8, -8, -8, -10, -10, -10, -10], [-12; PAIRS]];
+const MIRRORED: [[u16; PAIRS]; 3] = [[0, 3, 0, 3, 0, 3, 0, 3], [0, 0, 3, 3, 0, 0, 3, 3], [0, 0, 0, 0, 3, 3, 3, 3]];
 
 impl PolarChunks {
     #[inline]
     #[target_feature(enable = "neon")]
     pub fn new(f: Polar) -> PolarChunks {
-        let table = f.level_table();
+        let (table, four) = (f.level_table(), usize::from(f.bits() == 4));
         let sixteen = |of: &dyn Fn(usize) -> i16| {
             let words: [i16; 16] = std::array::from_fn(of);
             // SAFETY: 32 bytes.
             unsafe { uint8x16x2_t(vld1q_u8(words.as_ptr().cast()), vld1q_u8(words[8..].as_ptr().cast())) }
         };
+        // SAFETY: sixteen bytes each.
+        let (first_bytes, first_down) =
+            unsafe { (vld1q_u8(FIRST_BYTES[four].as_ptr()), vld1q_s16(FIRST_DOWN[four].as_ptr())) };
         PolarChunks {
             format: f,
             first: [sixteen(&|i| table[i].0), sixteen(&|i| table[i].1)],
+            first_bytes,
+            first_down,
+            first_mask: vdupq_n_u16((1 << f.bits()) - 1),
             upper: [0, 1, 2].map(|level| sixteen(&|i| polar::fixed_cosine(level, i % 4)).0),
         }
     }
 
     /// The levels of a block.
-    #[inline]
-    #[target_feature(enable = "neon")]
-    unsafe fn block(self, row: *const u8, block: usize) -> int8x16_t {
-        const UPPER_AT: [[u8; PAIRS]; 3] = [[0, 0, 2, 2, 4, 4, 6, 6], [8, 8, 8, 8, 10, 10, 10, 10], [12; 8]];
-        const MIRRORED: [[u8; PAIRS]; 3] =
-            [[0, 3, 0, 3, 0, 3, 0, 3], [0, 0, 3, 3, 0, 0, 3, 3], [0, 0, 0, 0, 3, 3, 3, 3]];
+    #[inline(always)]
+    unsafe fn block(&self, row: *const u8, block: usize) -> int8x16_t {
         let f = self.format;
-        // SAFETY: a block of the row; eight bytes.
+        // SAFETY: a block of the row; NEON is always there.
         unsafe {
-            let shift = |at: &[u8; PAIRS]| vnegq_s16(vmovl_s8(vreinterpret_s8_u8(vld1_u8(at.as_ptr()))));
             // Entry k of a table of words is bytes 2k and 2k + 1.
             let pair = |code: uint16x8_t| vreinterpretq_u8_u16(vmlaq_u16(vdupq_n_u16(0x100), code, vdupq_n_u16(0x202)));
             let upper = vdupq_n_u16(upper_codes(f, row, block) as u16);
-            let mut factors = [vdupq_n_s16(0); 3];
-            for level in 0..3 {
-                let code = vandq_u16(vshlq_u16(upper, shift(&UPPER_AT[level])), vdupq_n_u16(3));
-                let code = veorq_u16(code, vmovl_u8(vld1_u8(MIRRORED[level].as_ptr())));
-                factors[level] = vreinterpretq_s16_u8(vqtbl1q_u8(self.upper[level], pair(code)));
-            }
-            let weight = vqrdmulhq_s16(vqrdmulhq_s16(factors[2], factors[1]), factors[0]);
-            let code = pair(first_fields(f, first_codes(f, row, block)));
+            let factor = |level: usize| {
+                let code = vandq_u16(vshlq_u16(upper, vld1q_s16(UPPER_DOWN[level].as_ptr())), vdupq_n_u16(3));
+                let code = veorq_u16(code, vld1q_u16(MIRRORED[level].as_ptr()));
+                vreinterpretq_s16_u8(vqtbl1q_u8(self.upper[level], pair(code)))
+            };
+            let weight = vqrdmulhq_s16(vqrdmulhq_s16(factor(2), factor(1)), factor(0));
+            let codes = vreinterpretq_u8_u32(vdupq_n_u32(first_codes(f, row, block)));
+            let codes = vreinterpretq_u16_u8(vqtbl1q_u8(codes, self.first_bytes));
+            let code = pair(vandq_u16(vshlq_u16(codes, self.first_down), self.first_mask));
             let look = |table: uint8x16x2_t| vreinterpretq_s16_u8(vqtbl2q_u8(table, code));
             let x = vqrdmulhq_s16(weight, look(self.first[0]));
             let y = vqrdmulhq_s16(weight, look(self.first[1]));
@@ -103,21 +118,6 @@ impl Chunks for PolarChunks {
         };
         [of(2 * chunk), of(2 * chunk + 1)]
     }
-}
-
-/// The codes of level 1 of a block as words.
-#[inline]
-#[target_feature(enable = "neon")]
-fn first_fields(f: Polar, word: u32) -> uint16x8_t {
-    // Codes of 3 bits are at 0 3 6 | 9 12 15 | 18 21.
-    const BYTES: [[u8; 16]; 2] =
-        [[0, 1, 0, 1, 0, 1, 1, 2, 1, 2, 1, 2, 2, 3, 2, 3], [0, 1, 0, 1, 1, 2, 1, 2, 2, 3, 2, 3, 3, 0, 3, 0]];
-    const DOWN: [[i16; PAIRS]; 2] = [[0, -3, -6, -1, -4, -7, -2, -5], [0, -4, 0, -4, 0, -4, 0, -4]];
-    let (four, bytes) = (usize::from(f.bits() == 4), vreinterpretq_u8_u32(vdupq_n_u32(word)));
-    // SAFETY: sixteen bytes each.
-    let (places, down) = unsafe { (vld1q_u8(BYTES[four].as_ptr()), vld1q_s16(DOWN[four].as_ptr())) };
-    let fields = vshlq_u16(vreinterpretq_u16_u8(vqtbl1q_u8(bytes, places)), down);
-    vandq_u16(fields, vdupq_n_u16((1 << f.bits()) - 1))
 }
 
 /// Registers of a bundle of cells.
@@ -200,17 +200,26 @@ unsafe fn scores_of<const BITS: u32>(
 unsafe fn prepare<const BITS: u32>(f: Polar, block: usize, rows: [*const u8; 4], i: usize, pairs: &mut [Pair; PAIRS]) {
     // SAFETY: a block of rows that are there; NEON is always there.
     unsafe {
-        let four = |of: &dyn Fn(*const u8) -> u32| vld1q_u32(rows.map(of).as_ptr());
-        let codes = four(&|row| first_codes(f, row, block));
-        let upper = four(&|row| upper_codes(f, row, block));
-        let radius = four(&|row| u32::from(row.add(2 * block).cast::<u16>().read_unaligned()));
-        let weights = weights(upper, finite_scales(radius)[0]);
+        let words = |word: [u32; 4]| vld1q_u32(word.as_ptr());
+        let [a, b, c, d] = rows;
+        let first = |row| first_codes(f, row, block);
+        let upper = |row| upper_codes(f, row, block);
+        let radius = |row: *const u8| u32::from(row.add(2 * block).cast::<u16>().read_unaligned());
+        let codes = words([first(a), first(b), first(c), first(d)]);
+        let upper = words([upper(a), upper(b), upper(c), upper(d)]);
+        let radius = finite_scales(words([radius(a), radius(b), radius(c), radius(d)]))[0];
+        let weights = weights(upper, vabsq_f32(radius));
+        // The highest bit of a code turns the direction round; so does a radius below zero, for all of them.
+        let highest = if BITS == 4 { 0x8888_8888 } else { 0x0092_4924 };
+        let negative = vcltq_s32(vreinterpretq_s32_f32(radius), vdupq_n_s32(0));
+        let codes = veorq_u32(codes, vandq_u32(negative, vdupq_n_u32(highest)));
         for (j, pair) in pairs.iter_mut().enumerate() {
-            let code = vshlq_u32(codes, vdupq_n_s32(-((BITS as usize * j) as i32)));
-            pair.index[i] = entry(vandq_u32(code, vdupq_n_u32((1 << (BITS - 1)) - 1)));
-            // The highest bit of a code turns the direction round.
-            let sign = vandq_u32(vshlq_u32(code, vdupq_n_s32(32 - BITS as i32)), vdupq_n_u32(1 << 31));
-            pair.weight[i] = vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(weights[j]), sign));
+            let at = (BITS as usize * j) as i32;
+            let code = vandq_u32(vshlq_u32(codes, vdupq_n_s32(-at)), vdupq_n_u32((1 << (BITS - 1)) - 1));
+            pair.index[i] = entry(code);
+            let sign = vshlq_u32(codes, vdupq_n_s32(32 - BITS as i32 - at));
+            let weight = vbslq_u32(vdupq_n_u32(1 << 31), sign, vreinterpretq_u32_f32(weights[j]));
+            pair.weight[i] = vreinterpretq_f32_u32(weight);
         }
     }
 }
@@ -241,11 +250,12 @@ unsafe fn add_block<const BITS: u32, const H: usize>(
         for (j, pair) in pairs.iter().enumerate() {
             for (h, sums) in sums.iter_mut().enumerate() {
                 let table = tables.add(h * row_tables + j * TABLE).cast::<u8>();
-                let (low, high) = (vld1q_u8(table), vld1q_u8(table.add(16)));
+                // Loaded as a pair, or the compiler would move them into neighbours for each look.
+                let both = vld1q_u8_x2(table);
                 for (i, sum) in sums.iter_mut().enumerate() {
                     let x = match BITS {
-                        4 => vqtbl2q_u8(uint8x16x2_t(low, high), pair.index[i]),
-                        _ => vqtbl1q_u8(low, pair.index[i]),
+                        4 => vqtbl2q_u8(both, pair.index[i]),
+                        _ => vqtbl1q_u8(both.0, pair.index[i]),
                     };
                     *sum = vfmaq_f32(*sum, pair.weight[i], vreinterpretq_f32_u8(x));
                 }
@@ -265,13 +275,14 @@ unsafe fn weights(upper: uint32x4_t, radius: float32x4_t) -> [float32x4_t; PAIRS
     let look = |at: i32, level: usize, x: float32x4_t| {
         // SAFETY: four floats; NEON is always there.
         unsafe {
-            let code = vandq_u32(vshlq_u32(upper, vdupq_n_s32(-at)), vdupq_n_u32(3));
-            let cos = vld1q_u8(COSINES[level - 2].as_ptr().cast());
-            let index = entry(code);
+            let index = entry(vandq_u32(vshlq_u32(upper, vdupq_n_s32(-at)), vdupq_n_u32(3)));
+            let c = COSINES[level - 2];
             // The sine of a code is the cosine of 3 - code.
-            let mirrored = veorq_u8(index, vdupq_n_u8(12));
-            let of = |index: uint8x16_t| vmulq_f32(x, vreinterpretq_f32_u8(vqtbl1q_u8(cos, index)));
-            (of(index), of(mirrored))
+            let of = |table: [f32; 4]| {
+                let table = vld1q_u8(table.as_ptr().cast());
+                vmulq_f32(x, vreinterpretq_f32_u8(vqtbl1q_u8(table, index)))
+            };
+            (of(c), of([c[3], c[2], c[1], c[0]]))
         }
     };
     let (left, right) = look(12, 4, radius);

@@ -57,7 +57,7 @@ unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, tops: &[f32; CELLS
     let bundles = n.div_ceil(BUNDLE);
     // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
     unsafe {
-        let rows: [Weights; H] = std::array::from_fn(|h| Weights::new(weights.add(h * CELLS), tops));
+        let rows: [Weights; H] = Weights::rows(weights, tops);
         for g in 0..v.groups() {
             let mut bytes = [[[vdupq_n_s8(0); 2]; H]; CELLS / BUNDLE];
             for (b, bytes) in bytes[..bundles].iter_mut().enumerate() {

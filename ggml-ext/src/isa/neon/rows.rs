@@ -22,7 +22,7 @@ unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, tops: &[f32; CELLS
     let bundles = n.div_ceil(BUNDLE);
     // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
     unsafe {
-        let rows: [Weights; H] = std::array::from_fn(|h| Weights::new(weights.add(h * CELLS), tops));
+        let rows: [Weights; H] = Weights::rows(weights, tops);
         for g in 0..v.groups() {
             let mut words = [[vdupq_n_s16(0); H]; CELLS / 8];
             for b in 0..bundles {

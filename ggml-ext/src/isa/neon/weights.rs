@@ -40,22 +40,30 @@ pub(super) struct Weights {
 }
 
 impl Weights {
+    /// H rows of CELLS weights.
+    ///
     /// # Safety
-    /// CELLS weights.
+    /// They are there.
     #[inline(always)]
-    pub unsafe fn new(weights: *const f32, tops: &[f32; CELLS]) -> Weights {
+    pub unsafe fn rows<const H: usize>(weights: *const f32, tops: &[f32; CELLS]) -> [Weights; H] {
         // SAFETY: the caller's promise; NEON is always there.
         unsafe {
-            let mut scaled = [vdupq_n_f32(0.0); FOURS];
-            let mut most = vdupq_n_f32(0.0);
-            for (i, w) in scaled.iter_mut().enumerate() {
-                *w = vld1q_f32(weights.add(4 * i));
-                most = vmaxq_f32(most, vmulq_f32(*w, vld1q_f32(tops.as_ptr().add(4 * i))));
+            let mut rows = [Weights { scaled: [vdupq_n_f32(0.0); FOURS], unit: 0.0 }; H];
+            for (h, row) in rows.iter_mut().enumerate() {
+                let weight = |i: usize| vld1q_f32(weights.add(h * CELLS + 4 * i));
+                let mut most = vdupq_n_f32(0.0);
+                for i in 0..FOURS {
+                    most = vmaxq_f32(most, vmulq_f32(weight(i), vld1q_f32(tops.as_ptr().add(4 * i))));
+                }
+                let largest = vmaxvq_f32(most);
+                // Below this nothing is left in f32 either.
+                let (factor, unit) = if largest > 1e-30 { (LARGEST / largest, largest / LARGEST) } else { (0.0, 0.0) };
+                for (i, scaled) in row.scaled.iter_mut().enumerate() {
+                    *scaled = vmulq_n_f32(weight(i), factor);
+                }
+                row.unit = unit;
             }
-            let largest = vmaxvq_f32(most);
-            // Below this nothing is left in f32 either.
-            let (factor, unit) = if largest > 1e-30 { (LARGEST / largest, largest / LARGEST) } else { (0.0, 0.0) };
-            Weights { scaled: scaled.map(|w| vmulq_n_f32(w, factor)), unit }
+            rows
         }
     }
 
