@@ -48,10 +48,25 @@ pub(super) struct PolarChunks {
 const FIRST_BYTES: [[u8; 16]; 2] =
     [[0, 1, 0, 1, 0, 1, 1, 2, 1, 2, 1, 2, 2, 3, 2, 3], [0, 1, 0, 1, 1, 2, 1, 2, 2, 3, 2, 3, 3, 0, 3, 0]];
 const FIRST_DOWN: [[i16; PAIRS]; 2] = [[0, -3, -6, -1, -4, -7, -2, -5], [0, -4, 0, -4, 0, -4, 0, -4]];
-/// Where those of levels 2, 3 and 4 lie, and which pairs take the sine, whose code is the mirrored one.
+/// Where those of levels 2, 3 and 4 lie, and which pairs take the sine, the cosine of the mirrored code.
 const UPPER_DOWN: [[i16; PAIRS]; 3] =
     [[0, 0, -2, -2, -4, -4, -6, -6], [-8, -8, -8, -8, -10, -10, -10, -10], [-12; PAIRS]];
-const MIRRORED: [[u16; PAIRS]; 3] = [[0, 3, 0, 3, 0, 3, 0, 3], [0, 0, 3, 3, 0, 0, 3, 3], [0, 0, 0, 0, 3, 3, 3, 3]];
+const MIRRORED: [[u16; PAIRS]; 3] =
+    [words_of([0, 3, 0, 3, 0, 3, 0, 3]), words_of([0, 0, 3, 3, 0, 0, 3, 3]), words_of([0, 0, 0, 0, 3, 3, 3, 3])];
+
+/// Entry k of a table of words is bytes 2k and 2k + 1: k * TWICE with the lowest bit of the upper byte set.
+const TWICE: u16 = 0x202;
+const NEXT: u16 = 0x100;
+
+/// What turns k * TWICE into the bytes of entry k ^ x.
+const fn words_of(mut x: [u16; PAIRS]) -> [u16; PAIRS] {
+    let mut i = 0;
+    while i < PAIRS {
+        x[i] = x[i] * TWICE | NEXT;
+        i += 1;
+    }
+    x
+}
 
 impl PolarChunks {
     #[inline]
@@ -82,19 +97,18 @@ impl PolarChunks {
         let f = self.format;
         // SAFETY: a block of the row; NEON is always there.
         unsafe {
-            // Entry k of a table of words is bytes 2k and 2k + 1.
-            let pair = |code: uint16x8_t| vreinterpretq_u8_u16(vmlaq_u16(vdupq_n_u16(0x100), code, vdupq_n_u16(0x202)));
             let upper = vdupq_n_u16(upper_codes(f, row, block) as u16);
             let factor = |level: usize| {
                 let code = vandq_u16(vshlq_u16(upper, vld1q_s16(UPPER_DOWN[level].as_ptr())), vdupq_n_u16(3));
-                let code = veorq_u16(code, vld1q_u16(MIRRORED[level].as_ptr()));
-                vreinterpretq_s16_u8(vqtbl1q_u8(self.upper[level], pair(code)))
+                let entry = veorq_u16(vmulq_n_u16(code, TWICE), vld1q_u16(MIRRORED[level].as_ptr()));
+                vreinterpretq_s16_u8(vqtbl1q_u8(self.upper[level], vreinterpretq_u8_u16(entry)))
             };
             let weight = vqrdmulhq_s16(vqrdmulhq_s16(factor(2), factor(1)), factor(0));
             let codes = vreinterpretq_u8_u32(vdupq_n_u32(first_codes(f, row, block)));
             let codes = vreinterpretq_u16_u8(vqtbl1q_u8(codes, self.first_bytes));
-            let code = pair(vandq_u16(vshlq_u16(codes, self.first_down), self.first_mask));
-            let look = |table: uint8x16x2_t| vreinterpretq_s16_u8(vqtbl2q_u8(table, code));
+            let code = vandq_u16(vshlq_u16(codes, self.first_down), self.first_mask);
+            let entry = vreinterpretq_u8_u16(vorrq_u16(vmulq_n_u16(code, TWICE), vdupq_n_u16(NEXT)));
+            let look = |table: uint8x16x2_t| vreinterpretq_s16_u8(vqtbl2q_u8(table, entry));
             let x = vqrdmulhq_s16(weight, look(self.first[0]));
             let y = vqrdmulhq_s16(weight, look(self.first[1]));
             vreinterpretq_s8_s16(vsliq_n_s16::<8>(x, y))
@@ -161,6 +175,9 @@ unsafe fn scores_of<const BITS: u32>(
     out: *mut f32,
 ) {
     let row_tables = f.size() / 2 * TABLE;
+    // SAFETY: NEON is always there.
+    let zero = unsafe { Pair { index: [vdupq_n_u8(0); REGISTERS], weight: [vdupq_n_f32(0.0); REGISTERS] } };
+    let mut pairs = [zero; PAIRS];
     for c in (0..n).step_by(BUNDLE) {
         // Cells beyond n are stood in for by the last one.
         let row = |i: usize| {
@@ -175,8 +192,6 @@ unsafe fn scores_of<const BITS: u32>(
                 }
             }
             for block in 0..f.blocks() {
-                let zero = Pair { index: [vdupq_n_u8(0); REGISTERS], weight: [vdupq_n_f32(0.0); REGISTERS] };
-                let mut pairs = [zero; PAIRS];
                 for i in 0..REGISTERS {
                     prepare::<BITS>(
                         f,
@@ -208,7 +223,7 @@ unsafe fn prepare<const BITS: u32>(f: Polar, block: usize, rows: [*const u8; 4],
         let codes = words([first(a), first(b), first(c), first(d)]);
         let upper = words([upper(a), upper(b), upper(c), upper(d)]);
         let radius = finite_scales(words([radius(a), radius(b), radius(c), radius(d)]))[0];
-        let weights = weights(upper, vabsq_f32(radius));
+        let weights = weights(upper, radius);
         // The highest bit of a code turns the direction round; so does a radius below zero, for all of them.
         let highest = if BITS == 4 { 0x8888_8888 } else { 0x0092_4924 };
         let negative = vcltq_s32(vreinterpretq_s32_f32(radius), vdupq_n_s32(0));
@@ -231,8 +246,10 @@ unsafe fn entry(k: uint32x4_t) -> uint8x16_t {
     unsafe { vreinterpretq_u8_u32(vmlaq_u32(vdupq_n_u32(0x0302_0100), k, vdupq_n_u32(0x0404_0404))) }
 }
 
-/// A block of sixteen cells meets the tables of H queries.
-#[inline(always)]
+/// A block of sixteen cells meets the tables of H queries. A call, or the compiler would copy the pairs to where it has
+/// them at hand for all queries.
+#[inline(never)]
+#[target_feature(enable = "neon")]
 unsafe fn add_block<const BITS: u32, const H: usize>(
     pairs: &[Pair; PAIRS],
     tables: *const f32,
