@@ -62,7 +62,7 @@ const NEXT: u16 = 0x100;
 const fn words_of(mut x: [u16; PAIRS]) -> [u16; PAIRS] {
     let mut i = 0;
     while i < PAIRS {
-        x[i] = x[i] * TWICE | NEXT;
+        x[i] = (x[i] * TWICE) | NEXT;
         i += 1;
     }
     x
