@@ -13,6 +13,15 @@ use crate::{cache, cpu, process, project_root, python};
 
 pub const TOOLS: [&str; 5] = ["llama-cli", "llama-server", "llama-perplexity", "llama-bench", "llama-completion"];
 
+const AARCH64: [&str; 6] = [
+    "-DCMAKE_SYSTEM_NAME=Linux",
+    "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+    "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc",
+    "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+    "-DGGML_NATIVE=OFF",
+    "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16",
+];
+
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
 pub struct Options {
@@ -37,6 +46,9 @@ pub struct Options {
     /// Parallel jobs (default: one a core)
     #[arg(short, long, value_name = "N")]
     pub jobs: Option<u32>,
+    /// For an aarch64 Linux, by a cross compiler, with dotprod and fp16
+    #[arg(skip)]
+    pub aarch64: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -63,7 +75,8 @@ pub fn build(options: &Options, targets: &[String]) -> Result<PathBuf> {
         targets.extend(TOOLS.map(String::from));
         targets.extend(options.rpc.then(|| "rpc-server".to_string()));
     }
-    if let Some(bin) = std::env::var_os("KV_BIN_DIR").filter(|v| !v.is_empty()).map(PathBuf::from) {
+    let given = std::env::var_os("KV_BIN_DIR").filter(|v| !v.is_empty() && !options.aarch64);
+    if let Some(bin) = given.map(PathBuf::from) {
         return check_bin(&bin, &targets);
     }
     let tree = source::patched(&Source::choose(Tree::Full, options.llama_cpp.clone())?)?;
@@ -109,7 +122,11 @@ fn cmake_flags(options: &Options, tree: &Patched) -> Vec<String> {
         on("GGML_RPC", options.rpc),
     ];
     flags.extend(options.sanitize.iter().flat_map(|s| s.flags()).map(|f| f.to_string()));
-    flags.extend(cpu::cmake_flags(options.portable));
+    if options.aarch64 {
+        flags.extend(AARCH64.map(String::from));
+    } else {
+        flags.extend(cpu::cmake_flags(options.portable));
+    }
     flags
 }
 
@@ -229,5 +246,8 @@ mod tests {
         }
         let rpc = cmake_flags(&Options { rpc: true, ..Options::default() }, &tree);
         assert!(rpc.iter().any(|f| f == "-DGGML_RPC=ON"));
+        let cross = cmake_flags(&Options { aarch64: true, ..Options::default() }, &tree);
+        assert!(cross.iter().any(|f| f == "-DCMAKE_SYSTEM_PROCESSOR=aarch64"));
+        assert!(!cross.iter().any(|f| f.contains("AVX")));
     }
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv::source::{self, Source};
-use kv::{bench, build_tree, compare, counts, patch, project_root, run, suite, types};
+use kv::{bench, build_tree, compare, counts, mca, patch, project_root, run, suite, types};
 
 const ENVIRONMENT: &str = "\
 Environment:
@@ -38,6 +38,8 @@ enum Verb {
         #[arg(long, value_name = "NAME")]
         target: Vec<String>,
     },
+    /// Predicted cycles of decode's inner loops on Arm cores, by llvm-mca, beside ggml's own loops
+    Mca(mca::Options),
     /// The type table
     Types {
         #[arg(long)]
@@ -93,6 +95,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Bench(options) => bench::bench(&options)?,
         Verb::Test(options) => return suite::test(&options),
         Verb::Build { options, target } => println!("{}", build_tree::build(&options, &target)?.display()),
+        Verb::Mca(options) => mca::mca(&options)?,
         Verb::Types { json: true } => println!("{}", serde_json::to_string_pretty(&types::as_json())?),
         Verb::Types { json: false } => print!("{}", types::as_text()),
         Verb::Patch { check: Some(tree), .. } => return patch_check(&tree),

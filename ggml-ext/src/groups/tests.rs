@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::codec::delta::RHO;
-use crate::isa::tests::Noise;
+use crate::isa::tests::{at_most, Noise};
 use crate::isa::{available, scalar};
 use crate::rotation::HEAD_SIZES;
 use crate::rows;
@@ -167,7 +167,7 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(at_most(24))]
 
     /// A write changes its row and, by no more than one rounding, the row behind it and what hangs on that one.
     #[test]

@@ -21,6 +21,8 @@ pub mod scalar;
 pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub mod neon;
 
 use crate::codec::delta::{Chain, Delta, Kind};
 use crate::codec::format::Format;
@@ -275,6 +277,12 @@ pub fn available() -> &'static [&'static Kernels] {
             tables.extend(avx2::vnni_kernels());
             tables.extend(avx2::kernels());
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            tables.extend(neon::i8mm_kernels());
+            tables.extend(neon::dotprod_kernels());
+            tables.push(neon::kernels());
+        }
         tables.push(&scalar::KERNELS);
         tables
     })
@@ -300,7 +308,7 @@ pub fn kernels() -> &'static Kernels {
 
 /// Wraps the portable kernels of [`scalar`] so that the compiler vectorizes them for `$feature`, with `$simd` as the
 /// vector of those that are written on [`crate::lanes::Simd`].
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! compile_portable_kernels {
     ($feature:literal, $simd:ty) => {
         #[target_feature(enable = $feature)]
@@ -375,63 +383,63 @@ macro_rules! compile_portable_kernels {
         }
     };
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use compile_portable_kernels;
 
-/// Calls the body with the `Chunks` of a kind of row, `flip` mixed into its levels. The types that it names are those of the
-/// instruction set that calls it.
-#[cfg(target_arch = "x86_64")]
+/// Calls the body with the `Chunks` of a kind of row, `flip` mixed into its levels where there is one. The types that it
+/// names are those of the instruction set that calls it.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! with_chunks {
-    ($kind:expr, $flip:expr, |$chunks:ident| $body:expr) => {
+    ($kind:expr $(, flip: $flip:expr)?, |$chunks:ident| $body:expr) => {
         match $kind {
             $crate::isa::LevelRows::Srft(f) => match f.bits() {
                 8 => {
-                    let $chunks = SrftChunks::<8>::new(f, $flip);
+                    let $chunks = SrftChunks::<8>::new(f $(, $flip)?);
                     $body
                 }
                 4 => {
-                    let $chunks = SrftChunks::<4>::new(f, $flip);
+                    let $chunks = SrftChunks::<4>::new(f $(, $flip)?);
                     $body
                 }
                 3 => {
-                    let $chunks = SrftChunks::<3>::new(f, $flip);
+                    let $chunks = SrftChunks::<3>::new(f $(, $flip)?);
                     $body
                 }
                 _ => {
-                    let $chunks = SrftChunks::<2>::new(f, $flip);
+                    let $chunks = SrftChunks::<2>::new(f $(, $flip)?);
                     $body
                 }
             },
             $crate::isa::LevelRows::Polar(f) => {
-                let $chunks = PolarChunks::new(f, $flip);
+                let $chunks = PolarChunks::new(f $(, $flip)?);
                 $body
             }
             $crate::isa::LevelRows::Turbo(f) => match f.bits() {
                 4 => {
-                    let $chunks = TurboChunks::<3>::new(f, $flip);
+                    let $chunks = TurboChunks::<3>::new(f $(, $flip)?);
                     $body
                 }
                 _ => {
-                    let $chunks = TurboChunks::<2>::new(f, $flip);
+                    let $chunks = TurboChunks::<2>::new(f $(, $flip)?);
                     $body
                 }
             },
             $crate::isa::LevelRows::Qjl(f) => {
-                let $chunks = Signs::of_qjl(f, $flip);
+                let $chunks = Signs::of_qjl(f $(, $flip)?);
                 $body
             }
             $crate::isa::LevelRows::Q8_0(size) => {
-                let $chunks = BlockChunks::<8> { size, flip: $flip };
+                let $chunks = BlockChunks::<8> { size $(, flip: $flip)? };
                 $body
             }
             $crate::isa::LevelRows::Q4_0(size) => {
-                let $chunks = BlockChunks::<4> { size, flip: $flip };
+                let $chunks = BlockChunks::<4> { size $(, flip: $flip)? };
                 $body
             }
         }
     };
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use with_chunks;
 
 /// Splits rows into nearly equal parts, none larger than the last of the listed sizes 1, 2, …, and calls the body

@@ -44,6 +44,19 @@ fn others() -> impl Iterator<Item = &'static Kernels> {
     available().iter().copied().filter(|k| k.name != "scalar")
 }
 
+/// `cargo kv test --only neon` reads the line that this prints.
+#[test]
+fn the_table_in_use_is_the_best_or_the_one_named() {
+    println!("table in use: {}", kernels().name);
+    let want = std::env::var("GGML_EXT_ISA").unwrap_or_else(|_| available()[0].name.to_string());
+    assert_eq!(kernels().name, want);
+}
+
+/// So many cases of a property, or fewer where PROPTEST_CASES asks for fewer.
+pub(crate) fn at_most(cases: u32) -> ProptestConfig {
+    ProptestConfig::with_cases(ProptestConfig::default().cases.min(cases))
+}
+
 fn wild() -> impl Strategy<Value = f32> {
     prop_oneof![
         8 => -3.0f32..3.0,
@@ -54,7 +67,7 @@ fn wild() -> impl Strategy<Value = f32> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(at_most(64))]
 
     #[test]
     fn codes_are_bit_exact(values in prop::collection::vec(wild(), 576), plain in any::<bool>(), seed in any::<u64>()) {

@@ -4,6 +4,7 @@ mod counts;
 mod life;
 mod metal;
 mod model;
+mod neon;
 mod ops;
 mod program;
 mod rust;
@@ -139,10 +140,7 @@ pub fn test(options: &Options) -> Result<ExitCode> {
             }
             Part::Wrapper => wrapper::run(options, &mut tally),
             Part::Life => life::run(options, &mut tally),
-            Part::Neon => {
-                tally.skip("all", 1, "not part of this version yet");
-                Ok(())
-            }
+            Part::Neon => neon::run(options, &mut tally),
         };
         // A part that cannot begin is a failure of that part, not the end of the others.
         if let Err(e) = ran {

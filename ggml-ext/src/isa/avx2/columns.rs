@@ -24,7 +24,7 @@ pub(super) unsafe fn unpack(rows: Rows, bias: u8, out: LevelBlock) {
     unsafe {
         match rows.kind {
             LevelRows::Srft(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, bias, out),
-            kind => with_chunks!(kind, bias, |chunks| unpack_levels(chunks, rows, out)),
+            kind => with_chunks!(kind, flip: bias, |chunks| unpack_levels(chunks, rows, out)),
         }
     }
 }

@@ -141,7 +141,7 @@ impl<const BITS: u32> Chunks for BlockChunks<BITS> {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack_rows(rows: Rows, out: LevelBlock) {
-    with_chunks!(rows.kind, 0, |chunks| {
+    with_chunks!(rows.kind, flip: 0, |chunks| {
         for c in 0..rows.n {
             for chunk in 0..out.width / 32 {
                 // SAFETY: a chunk of row c, and room for it.

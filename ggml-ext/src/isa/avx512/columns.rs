@@ -20,7 +20,7 @@ pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
     unsafe {
         match rows.kind {
             LevelRows::Srft(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
-            kind => with_chunks!(kind, BIAS, |chunks| unpack_levels(chunks, rows, out)),
+            kind => with_chunks!(kind, flip: BIAS, |chunks| unpack_levels(chunks, rows, out)),
         }
     }
 }

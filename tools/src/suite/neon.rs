@@ -1,0 +1,159 @@
+//! The NEON kernels without such a machine: built for aarch64 and run in emulation, and checked for macOS.
+//!
+//! qemu emulates CPUs with and without the instructions that the tables differ in, so the choice of a table is tested as
+//! well as the tables. Emulated seconds say nothing about speed; `cargo kv mca` does.
+
+mod whole;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{bail, ensure, Context, Result};
+use serde_json::Value;
+
+use super::rust::{failed_names, libtest_counts};
+use super::{Options, Tally};
+use crate::cross::{self, AARCH64, AARCH64_GCC, AARCH64_ROOT, QEMU};
+use crate::progress::Spinner;
+use crate::{process, project_root};
+
+/// What qemu calls a CPU, and the table that must be in use on it.
+const CPUS: [(&str, &str); 3] = [("cortex-a57", "neon"), ("cortex-a76", "dotprod"), ("max,sve=off", "i8mm")];
+
+/// Tests whose names begin so: what is made of kernels.
+const LIST: [&str; 5] = ["isa::", "attention::", "codec::", "groups::", "lanes::"];
+
+/// Prints the table, and fails where another one was asked for.
+const TABLE_TEST: &str = "isa::tests::the_table_in_use_is_the_best_or_the_one_named";
+
+/// Far longer than the list takes.
+const LIMIT: Duration = Duration::from_secs(1200);
+
+pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
+    check_macos(tally);
+    if cfg!(target_arch = "aarch64") {
+        tally.skip("emulation", 1, "this CPU is such a one: part rust runs the list on it");
+        return Ok(());
+    }
+    if let Err(why) = cross::programs(&[AARCH64_GCC, QEMU]).and_then(|()| cross::rust_target(AARCH64)) {
+        tally.skip("emulation", 1, &why);
+        return Ok(());
+    }
+    let program = {
+        let _spinner = Spinner::new("building tests for aarch64");
+        build_tests()?
+    };
+    for (cpu, table) in CPUS {
+        let emulated = Emulated { program: &program, cpu };
+        tally.check(&format!("{table} is the table of {cpu}"), || emulated.chooses(table));
+        run_list(options, tally, &emulated, table)?;
+    }
+    if options.soak {
+        return whole::run(tally);
+    }
+    tally.skip("llama-perplexity in emulation", 1, "long: ask for it with --soak");
+    Ok(())
+}
+
+/// What a Mac would compile.
+fn check_macos(tally: &mut Tally) {
+    const MACOS: &str = "aarch64-apple-darwin";
+    if let Err(why) = cross::rust_target(MACOS) {
+        return tally.skip(&format!("cargo check for {MACOS}"), 1, &why);
+    }
+    tally.check(&format!("cargo check for {MACOS}"), || {
+        let _spinner = Spinner::new(&format!("cargo check for {MACOS}"));
+        process::run_ok(cargo(&["check", "--quiet", "--workspace", "--target", MACOS]).env("RUSTFLAGS", "-D warnings"))
+            .map(drop)
+    });
+}
+
+fn cargo(args: &[&str]) -> Command {
+    let mut c = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    c.args(args).current_dir(project_root());
+    c.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", AARCH64_GCC.name);
+    process::forget_cargo(&mut c);
+    c
+}
+
+/// The library's own tests as a program.
+fn build_tests() -> Result<PathBuf> {
+    let args = ["test", "--package", "ggml-ext", "--lib", "--no-run", "--target", AARCH64, "--message-format", "json"];
+    test_program(&process::run_ok(&mut cargo(&args))?.stdout)
+}
+
+/// From cargo's messages, one a line.
+fn test_program(messages: &str) -> Result<PathBuf> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut programs = messages.filter_map(|m| Some(PathBuf::from(m["executable"].as_str()?)));
+    programs.next().context("cargo named no program of the tests")
+}
+
+struct Emulated<'a> {
+    program: &'a Path,
+    cpu: &'a str,
+}
+
+impl Emulated<'_> {
+    fn command(&self) -> Command {
+        let mut c = Command::new(QEMU.name);
+        c.args(["-cpu", self.cpu, "-L", AARCH64_ROOT]).arg(self.program).env_remove("GGML_EXT_ISA");
+        c
+    }
+
+    /// Without being told.
+    fn chooses(&self, table: &str) -> Result<()> {
+        let mut c = self.command();
+        let done = process::run(c.args(["--exact", TABLE_TEST, "--nocapture"]), Some(LIMIT))?;
+        let line = format!("table in use: {table}");
+        // libtest may have begun the line with the test's name.
+        let seen = done.status.success() && done.stdout.lines().any(|l| l.ends_with(&line));
+        ensure!(seen, "no '{line}' in\n{}", process::tail(&done.text(), 20));
+        Ok(())
+    }
+}
+
+/// The list with a table forced, which its first test checks.
+fn run_list(options: &Options, tally: &mut Tally, emulated: &Emulated, table: &str) -> Result<()> {
+    let mut c = emulated.command();
+    c.args(LIST).env("GGML_EXT_ISA", table);
+    // Emulation takes long: fewer random cases then, but all kinds.
+    let cases = match (options.quick, options.soak) {
+        (true, _) => 2,
+        (_, true) => 64,
+        _ => 8,
+    };
+    c.env("PROPTEST_CASES", cases.to_string());
+    let done = {
+        let _spinner = Spinner::new(&format!("tests on {}", emulated.cpu));
+        process::run(&mut c, Some(LIMIT))?
+    };
+    let [passed, failed, _] = libtest_counts(&done.stdout);
+    tally.add(passed, 0);
+    println!("ok    neon: {passed} tests with {table} on {}", emulated.cpu);
+    for name in failed_names(&done.stdout) {
+        tally.fail(&format!("{name} with {table} on {}", emulated.cpu), "see below");
+    }
+    if !done.status.success() {
+        println!("{}", process::tail(&done.text(), 80));
+        if failed == 0 {
+            bail!("the tests on {} ended with {} and no failed test", emulated.cpu, done.status);
+        }
+    }
+    ensure!(done.stdout.contains(&format!("test {TABLE_TEST} ... ")), "the list has no {TABLE_TEST}");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_found_in_the_messages() {
+        let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\n\
+            {\"reason\":\"compiler-artifact\",\"executable\":\"/t/deps/ggml_ext-1\"}\n{\"reason\":\"build-finished\"}";
+        assert_eq!(test_program(messages).unwrap(), PathBuf::from("/t/deps/ggml_ext-1"));
+        assert!(test_program("{\"reason\":\"build-finished\"}").is_err());
+    }
+}
