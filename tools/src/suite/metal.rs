@@ -133,7 +133,7 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     rows::run(&setup, tally)?;
     attention::run(&setup, tally)?;
     if !sanitized {
-        backend::run(&setup, tally)?;
+        backend::run(&setup, options, tally)?;
     }
     if whole {
         upstream::run(&setup, tally)?;
