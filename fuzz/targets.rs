@@ -123,6 +123,9 @@ pub fn state(data: &[u8]) {
     }
 }
 
+/// A function of any bytes.
+pub type Target = fn(&[u8]);
+
 /// All of them, by name.
 #[allow(dead_code)]
-pub const ALL: [(&str, fn(&[u8])); 4] = [("rows", rows), ("keys", keys), ("spec", spec), ("state", state)];
+pub const ALL: [(&str, Target); 4] = [("rows", rows), ("keys", keys), ("spec", spec), ("state", state)];

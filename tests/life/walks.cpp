@@ -46,7 +46,7 @@ class Walk {
     llama_pos kept_next   = 0;
 
     Context make(const Shape & shape, const Pair & types) {
-        return new_context(shape, types, { CELLS, N_SEQ, unified, unified ? 1 : 2, rng.state%2 == 0 });
+        return new_context(shape, types, { CELLS, N_SEQ, unified, soak ? 2 : 1, rng.state%2 == 0 });
     }
 
     static llama_memory_t mem(const Context & ctx) { return llama_get_memory(ctx.get()); }

@@ -35,7 +35,7 @@ fn corpus(name: &str) -> Result<Vec<Vec<u8>>> {
     Ok(inputs)
 }
 
-fn bounded(name: &str, target: fn(&[u8]), time: Duration) -> Result<u64> {
+fn bounded(name: &str, target: targets::Target, time: Duration) -> Result<u64> {
     let inputs = corpus(name)?;
     let (start, mut random, mut n) = (Instant::now(), Random(7), 0u64);
     while start.elapsed() < time || n < inputs.len() as u64 {

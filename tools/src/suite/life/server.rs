@@ -59,7 +59,7 @@ impl Server {
         let (port, log) = (free_port()?, scratch.path().join("server.log"));
         let mut c = Command::new(bin.join("llama-server"));
         c.arg("-m").arg(model).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
-        c.args(["--parallel", &SLOTS.to_string(), "-c", "2048", "--cache-ram", "0", "-fa", "on"]);
+        c.args(["--parallel", &SLOTS.to_string(), "-c", "4096", "--cache-ram", "0", "-fa", "on"]);
         // Both ways to share cells between slots.
         c.arg(if k == "srft4" { "--no-kv-unified" } else { "--kv-unified" });
         c.args(["--cache-type-k", k, "--cache-type-v", v]).arg("--slot-save-path").arg(scratch.path());
