@@ -66,6 +66,9 @@ impl Sanitizer {
     }
 }
 
+/// llama.cpp's name for what its documents call rpc-server.
+pub const RPC_SERVER: &str = "ggml-rpc-server";
+
 /// Builds `targets` (all tools where empty) and returns the folder of the programs.
 ///
 /// `KV_BIN_DIR` names the folder of a build made some other way: then nothing is built.
@@ -73,7 +76,7 @@ pub fn build(options: &Options, targets: &[String]) -> Result<PathBuf> {
     let mut targets = targets.to_vec();
     if targets.is_empty() {
         targets.extend(TOOLS.map(String::from));
-        targets.extend(options.rpc.then(|| "rpc-server".to_string()));
+        targets.extend(options.rpc.then(|| RPC_SERVER.to_string()));
     }
     let given = std::env::var_os("KV_BIN_DIR").filter(|v| !v.is_empty() && !options.aarch64);
     if let Some(bin) = given.map(PathBuf::from) {

@@ -33,10 +33,19 @@ const OWN_MODEL: [&str; 22] = [
     "-hff",
 ];
 /// Tools whose arguments have no model among them.
-const NO_MODEL: [&str; 5] = ["rpc-server", "llama-quantize", "llama-gguf", "llama-gguf-split", "llama-gguf-hash"];
+const NO_MODEL: [&str; 5] = [build_tree::RPC_SERVER, "llama-quantize", "llama-gguf", "llama-gguf-split", "llama-gguf-hash"];
+
+/// The short name of the server is the one that llama.cpp's documents use.
+fn full_name(name: &str) -> &str {
+    if name == "rpc-server" {
+        build_tree::RPC_SERVER
+    } else {
+        name
+    }
+}
 
 pub fn is_tool(name: &str) -> bool {
-    name == "rpc-server" || name.strip_prefix("llama-").is_some_and(|rest| !rest.is_empty())
+    full_name(name) == build_tree::RPC_SERVER || name.strip_prefix("llama-").is_some_and(|rest| !rest.is_empty())
 }
 
 fn needs_model(tool: &str, args: &[OsString]) -> bool {
@@ -57,7 +66,8 @@ pub fn tool(words: &[OsString]) -> Result<()> {
     if args.first().is_some_and(|a| a == "--") {
         args.remove(0);
     }
-    let options = build_tree::Options { rpc: name == "rpc-server", ..Default::default() };
+    let name = full_name(&name).to_string();
+    let options = build_tree::Options { rpc: name == build_tree::RPC_SERVER, ..Default::default() };
     let program = build_tree::build(&options, std::slice::from_ref(&name))?.join(&name);
     let mut command = Command::new(&program);
     if needs_model(&name, &args) && std::env::var_os("LLAMA_ARG_MODEL").is_none() {
@@ -96,6 +106,6 @@ mod tests {
         for own in [&["-m", "x"][..], &["--model=x"], &["--help"], &["-hf", "a/b"]] {
             assert!(!needs_model("llama-cli", &args(own)), "{own:?}");
         }
-        assert!(!needs_model("rpc-server", &[]));
+        assert!(!needs_model(full_name("rpc-server"), &[]));
     }
 }

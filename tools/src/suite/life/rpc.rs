@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 
 pub fn run(tally: &mut Tally) -> Result<()> {
     let options = build_tree::Options { rpc: true, ..build_tree::Options::default() };
-    let bin = build_tree::build(&options, &["rpc-server", "llama-completion"].map(String::from))?;
+    let bin = build_tree::build(&options, &[build_tree::RPC_SERVER, "llama-completion"].map(String::from))?;
     let model = model::default_model()?;
     for (k, v) in [("srft4", "srft4"), ("delta4", "srft4")] {
         tally.check(&format!("two rpc-servers with {k}/{v} answer as one process"), || {
@@ -49,7 +49,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
 
 fn server(bin: &Path) -> Result<(Running, u16)> {
     let port = free_port()?;
-    let mut c = Command::new(bin.join("rpc-server"));
+    let mut c = Command::new(bin.join(build_tree::RPC_SERVER));
     c.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
     c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let running = Running(c.spawn().with_context(|| format!("cannot run {}", process::shown(&c)))?);
