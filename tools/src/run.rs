@@ -33,7 +33,8 @@ const OWN_MODEL: [&str; 22] = [
     "-hff",
 ];
 /// Tools whose arguments have no model among them.
-const NO_MODEL: [&str; 5] = [build_tree::RPC_SERVER, "llama-quantize", "llama-gguf", "llama-gguf-split", "llama-gguf-hash"];
+const NO_MODEL: [&str; 5] =
+    [build_tree::RPC_SERVER, "llama-quantize", "llama-gguf", "llama-gguf-split", "llama-gguf-hash"];
 
 /// The short name of the server is the one that llama.cpp's documents use.
 fn full_name(name: &str) -> &str {
