@@ -372,13 +372,11 @@ impl Side {
 
 impl Cache {
     fn check(&self, live: &Cache, whole: bool) -> Result<(), String> {
-        for (what, state, cache) in
-            [("streams", self.streams, live.streams), ("layers", self.layers.len() as u32, live.layers.len() as u32)]
-        {
-            if state != cache {
-                return Err(format!("it has {state} {what}, this context has {cache}"));
-            }
-        }
+        let same = |what: &str, state: usize, cache: usize| match state == cache {
+            true => Ok(()),
+            false => Err(format!("it has {state} {what}, this context has {cache}")),
+        };
+        same("layers", self.layers.len(), live.layers.len())?;
         for (a, b) in self.layers.iter().zip(&live.layers) {
             if a.index != b.index {
                 return Err(format!("it has layer {} where this context has layer {}", a.index, b.index));
@@ -386,6 +384,7 @@ impl Cache {
             a.k.check(&b.k, a.index, 'K')?;
             a.v.check(&b.v, a.index, 'V')?;
         }
+        same("streams", self.streams as usize, live.streams as usize)?;
         for (flag, what) in [(V_TRANSPOSED, "V is transposed (-fa off)"), (ROTATED, "llama.cpp's own rotation is on")] {
             if (self.flags ^ live.flags) & flag != 0 {
                 let (there, here) = if self.flags & flag != 0 { ("is", "not") } else { ("is not", "is") };
