@@ -31,6 +31,8 @@ namespace {
 constexpr double BOUND_F64 = 1e-3;
 constexpr double BOUND_CPU = 2.5e-2;
 constexpr double BOUND_CPU_WORST = 8e-2;
+// With 2 bits a code on the other side of a tie is a value that is off by a third of its range.
+constexpr double BOUND_CPU_WORST_2_BITS = 2e-1;
 
 ggml_backend_t metal() {
     static ggml_backend_t backend = ggml_backend_dev_init(ggml_backend_reg_dev_get(ggml_backend_metal_reg(), 0), nullptr);
@@ -100,7 +102,9 @@ void run(const AttentionCase & c, const std::string & prefix = "") {
     check_below(total_error(got, gpu.want_from_decoded()), BOUND_F64, "error from f64 on the device's rows");
     const std::vector<double> wanted(of_cpu.begin(), of_cpu.end());
     check_below(total_error(got, wanted), BOUND_CPU, "difference from the CPU backend");
-    check_below(worst_error(got, wanted, c.shape.dv), BOUND_CPU_WORST, "difference of the worst vector from the CPU backend");
+    const bool   coarse = is_ours(c.type_v) && bits_of(c.type_v) < 3.0;
+    const double worst  = coarse ? BOUND_CPU_WORST_2_BITS : BOUND_CPU_WORST;
+    check_below(worst_error(got, wanted, c.shape.dv), worst, "difference of the worst vector from the CPU backend");
 }
 
 AttentionCase make(const std::string & k, const std::string & v, int d, int n_q, int n_kv) {
