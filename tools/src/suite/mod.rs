@@ -133,9 +133,9 @@ pub fn test(options: &Options) -> Result<ExitCode> {
             Part::Ops => ops::run(options, &mut tally),
             Part::Model => model::run(options, &mut tally),
             Part::Metal => metal::run(options, &mut tally),
-            // Two more builds of llama.cpp.
-            Part::Wrapper if options.only.is_empty() && !options.soak => {
-                tally.skip("all", 1, "long: ask for it with --only wrapper, or --soak");
+            // Two more builds of llama.cpp, and an emulation of three CPUs.
+            Part::Wrapper | Part::Neon if options.only.is_empty() && !options.soak => {
+                tally.skip("all", 1, &format!("long: ask for it with --only {}, or --soak", part.name()));
                 Ok(())
             }
             Part::Wrapper => wrapper::run(options, &mut tally),
