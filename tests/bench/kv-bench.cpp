@@ -31,7 +31,7 @@ bool on_gpu() {
 
 ggml_backend_t backend() {
     static ggml_backend_t chosen = [] {
-        const ggml_backend_dev_type type = on_gpu() ? GGML_BACKEND_DEVICE_TYPE_GPU : GGML_BACKEND_DEVICE_TYPE_CPU;
+        const enum ggml_backend_dev_type type = on_gpu() ? GGML_BACKEND_DEVICE_TYPE_GPU : GGML_BACKEND_DEVICE_TYPE_CPU;
         return ggml_backend_init_by_type(type, nullptr);
     }();
     if (!chosen) {
