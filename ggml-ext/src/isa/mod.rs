@@ -29,7 +29,7 @@ use crate::codec::format::Format;
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::polar::{self, Polar};
 use crate::codec::qjl::Qjl;
-use crate::codec::srft::Srft;
+use crate::codec::srft::{Srft, SCALE_UNIT};
 use crate::codec::turbo::Turbo;
 use crate::rotation::{Rotation, MAX_HEAD};
 use std::sync::OnceLock;
@@ -133,6 +133,20 @@ impl LevelRows {
             // One scale for all of them, whatever the padding.
             LevelRows::Turbo(_) | LevelRows::Qjl(_) => BLOCK,
             LevelRows::Q8_0(_) | LevelRows::Q4_0(_) => BLOCK,
+        }
+    }
+
+    /// (bytes from one f16 scale to the next, the first being at the row's beginning; what they are multiplied by).
+    #[inline]
+    pub fn scale_step(self) -> (usize, f32) {
+        match self {
+            LevelRows::Srft(_) => (2, 1.0 / SCALE_UNIT),
+            LevelRows::Polar(_) => (2, 1.0 / polar::LEVEL_UNIT),
+            // One scale for the whole row: every group reads it.
+            LevelRows::Qjl(f) => (0, f.scale_factor()),
+            LevelRows::Turbo(_) => unreachable!("has two kinds of scales"),
+            LevelRows::Q8_0(_) => (2 + BLOCK, 1.0),
+            LevelRows::Q4_0(_) => (2 + BLOCK / 2, 1.0),
         }
     }
 }

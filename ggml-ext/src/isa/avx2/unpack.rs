@@ -7,8 +7,7 @@ use super::polar::PolarChunks;
 use super::signs::{Signs, TurboChunks};
 use super::{columns, pairs};
 use crate::codec::plain::BLOCK;
-use crate::codec::polar;
-use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
+use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
 use crate::codec::turbo::Turbo;
 use crate::isa::{with_chunks, LevelBlock, LevelRows, Role, BUNDLE, MAX_ROW_BYTES};
 use std::arch::x86_64::*;
@@ -171,19 +170,6 @@ impl Rows {
         unsafe { self.data.add(c * self.stride) }
     }
 
-    /// (bytes from one f16 scale to the next, what they are multiplied by).
-    fn scale_step(self) -> (usize, f32) {
-        match self.kind {
-            LevelRows::Srft(_) => (2, 1.0 / SCALE_UNIT),
-            LevelRows::Polar(_) => (2, 1.0 / polar::LEVEL_UNIT),
-            // One scale for the whole row: every group reads it.
-            LevelRows::Qjl(f) => (0, f.scale_factor()),
-            LevelRows::Turbo(_) => unreachable!("has two kinds of scales"),
-            LevelRows::Q8_0(_) => (2 + BLOCK, 1.0),
-            LevelRows::Q4_0(_) => (2 + BLOCK / 2, 1.0),
-        }
-    }
-
     /// The scales of all rows, eight rows at a time.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -193,7 +179,7 @@ impl Rows {
             return unsafe { self.turbo_scales(f, out) };
         }
         let groups = self.kind.size() / self.kind.group();
-        let (step, unit) = self.scale_step();
+        let (step, unit) = self.kind.scale_step();
         for first in (0..self.n).step_by(8) {
             // SAFETY: eight rows and as many cells of the block.
             unsafe {

@@ -7,8 +7,7 @@ use super::polar::PolarChunks;
 use super::signs::{Signs, TurboChunks};
 use super::{columns, quads};
 use crate::codec::plain::BLOCK;
-use crate::codec::polar;
-use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
+use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
 use crate::codec::turbo::Turbo;
 use crate::isa::{with_chunks, LevelBlock, LevelRows, Role, BUNDLE, CELLS, MAX_ROW_BYTES};
 use std::arch::asm;
@@ -182,19 +181,6 @@ impl Rows {
         }
     }
 
-    /// (where the f16 scale of group 0 is, bytes from one to the next, what it is multiplied by).
-    fn scale_places(self) -> (usize, usize, f32) {
-        match self.kind {
-            LevelRows::Srft(_) => (0, 2, 1.0 / SCALE_UNIT),
-            LevelRows::Polar(_) => (0, 2, 1.0 / polar::LEVEL_UNIT),
-            // One scale for the whole row: every group reads it.
-            LevelRows::Qjl(f) => (0, 0, f.scale_factor()),
-            LevelRows::Turbo(_) => unreachable!("has two kinds of scales"),
-            LevelRows::Q8_0(_) => (0, 2 + BLOCK, 1.0),
-            LevelRows::Q4_0(_) => (0, 2 + BLOCK / 2, 1.0),
-        }
-    }
-
     /// The scales of all rows, sixteen rows at a time.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
@@ -204,14 +190,14 @@ impl Rows {
             return unsafe { self.turbo_scales(f, out) };
         }
         let groups = self.kind.size() / self.kind.group();
-        let (start, step, unit) = self.scale_places();
+        let (step, unit) = self.kind.scale_step();
         for first in (0..self.n).step_by(BUNDLE) {
             // SAFETY: a bundle of rows and of the block.
             unsafe {
                 let mut to = out.scale_at(first, 0);
                 let stride = forget(self.stride);
                 for g in (0..groups).step_by(if step == 2 { 2 } else { 1 }) {
-                    let words = words(self.row(first).add(start + g * step), stride);
+                    let words = words(self.row(first).add(g * step), stride);
                     store_scales(_mm512_cvtepi32_epi16(words), unit, to);
                     to = to.add(BUNDLE);
                     // Neighbours come with the same words.
