@@ -42,7 +42,7 @@ pub struct Options {
     /// Tokens already in the cache when speed is measured
     #[arg(long, default_value_t = 2048, value_name = "N")]
     pub depth: u32,
-    /// Rounds over all pairs when speed is measured; the median round counts
+    /// Rounds over all pairs when speed is measured; the fastest repetition counts
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Threads (default: all cores)
@@ -213,14 +213,14 @@ fn measure_speed(measured: &mut Measured, rounds: u32, bar: &Bar, step: &mut u64
     let name = measured.name();
     for round in 1..=rounds {
         bar.begin(*step, &format!("{name} without a cache, round {round} of {rounds}"));
-        measured.tg_empty.push(speed::measure_empty(&measured.setup)?);
+        measured.tg_empty.extend(speed::measure_empty(&measured.setup)?);
         *step += 1;
         // Alternating, so that a machine that slows down slows every pair.
         for row in &mut measured.rows {
             bar.begin(*step, &format!("{name} {} speed, round {round} of {rounds}", row.pair.name()));
             let got = speed::measure(&measured.setup, &row.pair)?;
-            row.pp.push(got.pp);
-            row.tg.push(got.tg);
+            row.pp.extend(got.pp);
+            row.tg.extend(got.tg);
             row.size = row.size.or(got.size.map(|size| size.at(measured.setup.ctx)));
             *step += 1;
         }
