@@ -1,14 +1,17 @@
 //! Polar rows: their levels, a chunk of four blocks at a time, and scores by the tables of queries.
 //!
-//! Scores. A lane is a cell. The codes of four blocks are read as 16 bytes of each of sixteen rows and transposed by
-//! words, the 14 upper bits of the four and their radii as 16 more. A shift brings a code to the low bits of its word,
-//! where `vpermps` takes it as the index of a table of sixteen floats; it ignores the bits above.
+//! Scores. A lane is a cell. Radii and upper codes of sixteen rows are read sixteen bytes at a time and transposed by words,
+//! and so are the codes of level 1 of four blocks. A shift brings a code to the low bits of its word, where `vpermps`
+//! takes it as the index of a table of sixteen floats; it ignores the bits above.
 
 use super::columns::words_of_4;
-use super::unpack::Chunks;
+use super::unpack::{expect, finite_halves, forget, sixteens, whole_bundle, Chunks};
 use crate::codec::polar::{Polar, BLOCK, COSINES, FIXED_WEIGHTS, PAIRS, TABLE, UPPER_BITS};
-use crate::isa::{BUNDLE, CELLS};
+use crate::isa::{by_rows, BUNDLE, CELLS, MAX_ROW_BYTES};
+use crate::rotation::MAX_HEAD;
+use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 /// Bytes of the upper codes of four blocks.
 const UPPER_BYTES: usize = 4 * UPPER_BITS / 8;
@@ -38,12 +41,37 @@ macro_rules! places {
 
 static FIRST_4: Places = places!(|b, j| 4 * (b * PAIRS + j));
 static FIRST_3: Places = places!(|b, j| 3 * (b * PAIRS + j));
-/// Codes of levels 2, 3 and 4.
-static UPPER: [Places; 3] = [
-    places!(|b, j| UPPER_BITS * b + 2 * (j / 2)),
-    places!(|b, j| UPPER_BITS * b + 8 + 2 * (j / 4)),
-    places!(|b, _j| UPPER_BITS * b + 12),
-];
+
+/// Where the upper codes of a pair begin, once its word holds the fourteen bits of its block, such that level 2 ends in
+/// bits 0 and 1 and level 3 in bits 2 and 3; and what mirrors the index where a weight takes a sine.
+struct Upper {
+    level_2: [u16; 32],
+    level_3: [u16; 32],
+    mirrored: [u16; 32],
+}
+
+static UPPER: Upper = {
+    let mut upper = Upper { level_2: [0; 32], level_3: [0; 32], mirrored: [0; 32] };
+    let mut i = 0;
+    while i < 32 {
+        let j = i as u16 % PAIRS as u16;
+        upper.level_2[i] = 2 * (j / 2);
+        upper.level_3[i] = 8 - 2 + 2 * (j / 4);
+        upper.mirrored[i] = 0x03 * (j & 1) | 0x0c * (j >> 1 & 1) | 0x30 * (j >> 2 & 1);
+        i += 1;
+    }
+    upper
+};
+
+/// The products of three cosines with level 2 in the lowest bits of the index.
+static WEIGHTS: [i16; 64] = {
+    let (mut weights, mut i) = ([0; 64], 0);
+    while i < 64 {
+        weights[i] = FIXED_WEIGHTS[i >> 4 | i & 0x0c | (i & 3) << 4];
+        i += 1;
+    }
+    weights
+};
 
 #[derive(Clone, Copy)]
 pub(super) struct PolarChunks {
@@ -70,7 +98,7 @@ impl PolarChunks {
             format,
             cosines: load(&cosines),
             sines: load(&sines),
-            weights: [load(&FIXED_WEIGHTS), load(&FIXED_WEIGHTS[32..])],
+            weights: [load(&WEIGHTS), load(&WEIGHTS[32..])],
             flip: _mm512_set1_epi8(flip as i8),
         }
     }
@@ -84,20 +112,50 @@ impl PolarChunks {
         // SAFETY: the caller's promise.
         unsafe {
             let code = fields(first, if self.format.bits() == 4 { &FIRST_4 } else { &FIRST_3 });
-            let three = _mm512_set1_epi16(3);
-            // As weight_index has it: level 4 in bits 0, level 3 in bits 2, level 2 in bits 4.
-            let level_4 = _mm512_and_si512(fields(upper, &UPPER[2]), three);
-            let level_3 = _mm512_slli_epi16::<2>(_mm512_and_si512(fields(upper, &UPPER[1]), three));
-            let level_2 = _mm512_slli_epi16::<4>(_mm512_and_si512(fields(upper, &UPPER[0]), three));
-            let mirrored = _mm512_broadcast_i32x4(_mm_setr_epi16(0, 0x30, 0x0c, 0x3c, 0x03, 0x33, 0x0f, 0x3f));
-            let index = _mm512_xor_si512(_mm512_or_si512(level_4, _mm512_or_si512(level_3, level_2)), mirrored);
+            // Eight bytes are four pairs: each gets the bits of its block to its lowest word, and that to all four.
+            let blocks = _mm512_setr_epi64(0, 0, 14, 14, 28, 28, 42, 42);
+            let lowest = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 8, 9, 8, 9, 8, 9, 8, 9));
+            let upper = shuffle_bytes(_mm512_srlv_epi64(_mm512_broadcastq_epi64(upper), blocks), lowest);
+            let level_2 = _mm512_srlv_epi16(upper, words(&UPPER.level_2));
+            let level_3 = _mm512_srlv_epi16(upper, words(&UPPER.level_3));
+            let level_4 = _mm512_srli_epi16::<8>(upper);
+            let index = select(_mm512_set1_epi16(0x0003), level_2, level_3);
+            let index = select(_mm512_set1_epi16(0x000f), index, level_4);
+            let index = _mm512_xor_si512(index, words(&UPPER.mirrored));
             let weight = _mm512_permutex2var_epi16(self.weights[0], index, self.weights[1]);
             let x = _mm512_mulhrs_epi16(weight, _mm512_permutexvar_epi16(code, self.cosines));
             let y = _mm512_mulhrs_epi16(weight, _mm512_permutexvar_epi16(code, self.sines));
-            let levels = _mm512_or_si512(_mm512_and_si512(x, _mm512_set1_epi16(0xff)), _mm512_slli_epi16::<8>(y));
+            let levels = select(_mm512_set1_epi16(0x00ff), x, _mm512_slli_epi16::<8>(y));
             _mm512_xor_si512(levels, self.flip)
         }
     }
+
+    /// The levels of the last chunk of a row, where it has fewer than four blocks.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+    unsafe fn tail(self, row: *const u8, chunk: usize) -> __m512i {
+        let f = self.format;
+        let blocks = f.blocks() - 4 * chunk;
+        // SAFETY: what is read lies in the row.
+        unsafe {
+            let levels = self.combine(first_codes(f, row, chunk, blocks), upper_codes(f, row, chunk, blocks));
+            _mm512_mask_mov_epi8(self.flip, u64::MAX >> (64 - BLOCK * blocks), levels)
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words(x: &[u16; 32]) -> __m512i {
+    // SAFETY: 64 bytes.
+    unsafe { _mm512_loadu_si512(x.as_ptr().cast()) }
+}
+
+/// Bits of a where the mask is set, of b where it is not.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn select(mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    _mm512_ternarylogic_epi64::<0xe4>(a, b, mask)
 }
 
 impl Chunks for PolarChunks {
@@ -106,17 +164,28 @@ impl Chunks for PolarChunks {
         let f = self.format;
         // SAFETY: the caller's promise; what is read lies in the row.
         unsafe {
-            if f.blocks() >= 4 * (chunk + 1) && f.bits() == 4 {
+            if f.blocks() >= 4 * (chunk + 1) {
                 // Codes of level 1 follow those of the others, so there are eight bytes.
-                let first = _mm_loadu_si128(row.add(f.first_offset() + 16 * chunk).cast());
                 let upper = _mm_loadl_epi64(row.add(f.upper_offset() + UPPER_BYTES * chunk).cast());
-                return self.combine(first, upper);
+                self.combine(first_codes(f, row, chunk, 4), upper)
+            } else {
+                self.tail(row, chunk)
             }
-            let blocks = (f.blocks() - 4 * chunk).min(4);
-            let levels = self.combine(first_codes(f, row, chunk, blocks), upper_codes(f, row, chunk, blocks));
-            _mm512_mask_mov_epi8(self.flip, u64::MAX >> (64 - BLOCK * blocks), levels)
         }
     }
+}
+
+/// `vpshufb` itself: the compiler would take two shuffles of words for it.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn shuffle_bytes(x: __m512i, order: __m512i) -> __m512i {
+    let out: __m512i;
+    // SAFETY: registers only.
+    unsafe {
+        asm!("vpshufb {out}, {x}, {order}", out = lateout(zmm_reg) out, x = in(zmm_reg) x, order = in(zmm_reg) order,
+            options(pure, nomem, nostack, preserves_flags));
+    }
+    out
 }
 
 /// A field in the low bits of each word; what is above it is not cleared.
@@ -135,9 +204,15 @@ fn fields(bytes: __m128i, places: &Places) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn first_codes(f: Polar, row: *const u8, chunk: usize, blocks: usize) -> __m128i {
-    let there = 0xffffu16 >> (16 - f.first_bytes() * blocks);
+    let bytes = f.first_bytes() * blocks;
     // SAFETY: no other bytes are touched.
-    unsafe { _mm_maskz_loadu_epi8(there, row.add(f.first_offset() + 4 * f.first_bytes() * chunk).cast()) }
+    unsafe {
+        let from = row.add(f.first_offset() + 4 * f.first_bytes() * chunk);
+        match bytes {
+            16 => _mm_loadu_si128(from.cast()),
+            _ => _mm_maskz_loadu_epi8(0xffff >> (16 - bytes), from.cast()),
+        }
+    }
 }
 
 /// The same of the upper levels.
@@ -172,16 +247,24 @@ pub(super) unsafe fn scores(
 ) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
-        match f.bits() {
-            4 => scores_of::<4>(f, data, stride, n, tables, rows, out),
-            _ => scores_of::<3>(f, data, stride, n, tables, rows, out),
+        // Queries of a decode step are few, and then their number is a constant of the loops.
+        macro_rules! by_count {
+            ($($count:literal)+) => {
+                match (f.bits(), rows) {
+                    $((4, $count) => scores_of::<4, $count>(f, data, stride, n, tables, rows, out),)+
+                    (4, _) => scores_of::<4, 0>(f, data, stride, n, tables, rows, out),
+                    $((_, $count) => scores_of::<3, $count>(f, data, stride, n, tables, rows, out),)+
+                    _ => scores_of::<3, 0>(f, data, stride, n, tables, rows, out),
+                }
+            };
         }
+        by_count!(1 2 3 4 5 6)
     }
 }
 
-#[inline]
+/// ROWS queries, any number if 0.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")]
-unsafe fn scores_of<const BITS: u32>(
+unsafe fn scores_of<const BITS: u32, const ROWS: usize>(
     f: Polar,
     data: *const u8,
     stride: usize,
@@ -197,23 +280,26 @@ unsafe fn scores_of<const BITS: u32>(
             for r in 0..rows {
                 _mm512_storeu_ps(out.add(r * CELLS + c), _mm512_setzero_ps());
             }
-            // Cells beyond n are stood in for by the last one.
-            let from = std::array::from_fn(|i| data.add((c + i).min(n - 1) * stride));
+            expect::<BUNDLE>(data.add(c * stride), stride, f.row_bytes());
+            let mut copy = MaybeUninit::<[u8; BUNDLE * MAX_ROW_BYTES]>::uninit();
+            let (from, stride) = whole_bundle(data.add(c * stride), stride, n - c, f.row_bytes(), &mut copy);
+            let mut head = MaybeUninit::uninit();
+            let head = Head::read(&mut head, f, from, forget(stride));
             for chunk in 0..f.blocks().div_ceil(4) {
                 let blocks = (f.blocks() - 4 * chunk).min(4);
-                let (first, rest) = transposed::<BITS>(f, from, chunk, blocks);
+                let first = first_words::<BITS>(f, from, forget(stride), chunk, blocks);
                 for b in 0..blocks {
-                    let weights = weights(upper_of(rest, b), radius_of(rest, b));
+                    let block = 4 * chunk + b;
+                    let weights = weights(head.upper(f, block), *head.radii.get_unchecked(block));
                     let codes = codes::<BITS>(first[b]);
-                    let tables = tables.add((4 * chunk + b) * PAIRS * TABLE);
-                    for r in 0..rows {
-                        let (tables, out) = (tables.add(r * row_tables), out.add(r * CELLS + c));
-                        let mut sum = _mm512_loadu_ps(out);
-                        for j in 0..PAIRS {
-                            let table = _mm512_loadu_ps(tables.add(j * TABLE));
-                            sum = _mm512_fmadd_ps(weights[j], _mm512_permutexvar_ps(codes[j], table), sum);
-                        }
-                        _mm512_storeu_ps(out, sum);
+                    let tables = tables.add(block * PAIRS * TABLE);
+                    if ROWS > 0 {
+                        add_scores::<ROWS>(&weights, &codes, tables, row_tables, out.add(c));
+                    } else {
+                        by_rows!(rows, [1 2 3 4 5 6], |r, COUNT| {
+                            let (tables, out) = (tables.add(r * row_tables), out.add(r * CELLS + c));
+                            add_scores::<COUNT>(&weights, &codes, tables, row_tables, out);
+                        });
                     }
                 }
             }
@@ -221,34 +307,123 @@ unsafe fn scores_of<const BITS: u32>(
     }
 }
 
-/// Words of sixteen rows: the codes of level 1 of the blocks of a chunk; upper codes (two words) and radii (two).
+/// What a block adds to the scores of sixteen cells.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn transposed<const BITS: u32>(
-    f: Polar,
-    rows: [*const u8; BUNDLE],
-    chunk: usize,
-    blocks: usize,
-) -> ([__m512i; 4], [__m512i; 4]) {
-    let (mut first, mut rest) = ([_mm512_setzero_si512(); 4], [_mm512_setzero_si512(); 4]);
-    for i in 0..4 {
-        let (mut x, mut y) = ([_mm_setzero_si128(); 4], [_mm_setzero_si128(); 4]);
-        for part in 0..4 {
-            // SAFETY: rows that are there, bytes of these blocks.
-            unsafe {
-                let row = rows[i + 4 * part];
-                x[part] = first_codes(f, row, chunk, blocks);
-                let radii = _mm_maskz_loadu_epi8(0xff >> (8 - 2 * blocks), row.add(8 * chunk).cast());
-                y[part] = _mm_unpacklo_epi64(upper_codes(f, row, chunk, blocks), radii);
+#[target_feature(enable = "avx512f,fma")]
+unsafe fn add_scores<const COUNT: usize>(
+    weights: &[__m512; PAIRS],
+    codes: &[__m512i; PAIRS],
+    tables: *const f32,
+    row_tables: usize,
+    out: *mut f32,
+) {
+    // SAFETY: tables of COUNT queries, sixteen scores of each.
+    unsafe {
+        // Side by side, since every sum waits for the one before.
+        let mut sums = [_mm512_setzero_ps(); COUNT];
+        for (i, sum) in sums.iter_mut().enumerate() {
+            *sum = _mm512_loadu_ps(out.add(i * CELLS));
+        }
+        for j in 0..PAIRS {
+            for (i, sum) in sums.iter_mut().enumerate() {
+                let table = _mm512_loadu_ps(tables.add(i * row_tables + j * TABLE));
+                *sum = _mm512_fmadd_ps(weights[j], _mm512_permutexvar_ps(codes[j], table), *sum);
             }
         }
-        (first[i], rest[i]) = (joined(x), joined(y));
-        if BITS == 3 {
-            let spread = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
-            first[i] = _mm512_shuffle_epi8(first[i], _mm512_broadcast_i32x4(spread));
+        for (i, sum) in sums.into_iter().enumerate() {
+            _mm512_storeu_ps(out.add(i * CELLS), sum);
         }
     }
-    (words_of_4(first), words_of_4(rest))
+}
+
+/// Most blocks of a row.
+const MAX_BLOCKS: usize = (MAX_HEAD / BLOCK).next_multiple_of(2);
+/// Most words of radii and upper codes, and one more.
+const HEAD_WORDS: usize = (MAX_BLOCKS * (16 + UPPER_BITS)).div_ceil(128) * 4 + 1;
+
+/// What stands in front of the codes of level 1, of sixteen rows.
+struct Head {
+    radii: [__m512; MAX_BLOCKS],
+    words: [__m512i; HEAD_WORDS],
+}
+
+impl Head {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,f16c")]
+    unsafe fn read(head: &mut MaybeUninit<Head>, f: Polar, from: *const u8, stride: usize) -> &Head {
+        let to = head.as_mut_ptr();
+        // SAFETY: the codes of level 1 have more bytes than are read beyond the head; what is used of it is written.
+        unsafe {
+            let (words, radii) = ((&raw mut (*to).words).cast::<__m512i>(), (&raw mut (*to).radii).cast::<__m512>());
+            let sixteen = (f.blocks() * (16 + UPPER_BITS)).div_ceil(128);
+            for i in 0..sixteen {
+                let four = words_of_4(sixteens(from.add(16 * i), stride));
+                for (k, word) in four.into_iter().enumerate() {
+                    words.add(4 * i + k).write(word);
+                }
+            }
+            words.add(4 * sixteen).write(_mm512_setzero_si512());
+            for i in 0..f.blocks().div_ceil(2) {
+                let [even, odd] = finite_halves(*words.add(i));
+                radii.add(2 * i).write(_mm512_cvtph_ps(even));
+                radii.add(2 * i + 1).write(_mm512_cvtph_ps(odd));
+            }
+            head.assume_init_ref()
+        }
+    }
+
+    /// The upper codes of a block from bit 0 on, others above them.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn upper(&self, f: Polar, block: usize) -> __m512i {
+        let bit = 16 * f.blocks() + UPPER_BITS * block;
+        debug_assert!(block < f.blocks());
+        // SAFETY: words of a head as long as the format's.
+        let (low, high) = unsafe { (*self.words.get_unchecked(bit / 32), *self.words.get_unchecked(bit / 32 + 1)) };
+        // Broadcast from memory they cost no shuffle.
+        static SHIFTS: [i32; 32] = {
+            let (mut shifts, mut i) = ([0; 32], 0);
+            while i < 32 {
+                shifts[i] = i as i32;
+                i += 1;
+            }
+            shifts
+        };
+        let shift = _mm512_set1_epi32(SHIFTS[bit % 32]);
+        let rest = _mm512_sub_epi32(_mm512_set1_epi32(32), shift);
+        _mm512_or_si512(_mm512_srlv_epi32(low, shift), _mm512_sllv_epi32(high, rest))
+    }
+}
+
+/// The codes of level 1 of the blocks of a chunk, a word each, of sixteen rows.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn first_words<const BITS: u32>(
+    f: Polar,
+    from: *const u8,
+    stride: usize,
+    chunk: usize,
+    blocks: usize,
+) -> [__m512i; 4] {
+    // SAFETY: rows that are there, bytes of these blocks.
+    unsafe {
+        if BITS == 4 && blocks == 4 {
+            return words_of_4(sixteens(from.add(f.first_offset() + 16 * chunk), stride));
+        }
+        let mut first = [_mm512_setzero_si512(); 4];
+        for (i, first) in first.iter_mut().enumerate() {
+            let mut x = [_mm_setzero_si128(); 4];
+            for (part, x) in x.iter_mut().enumerate() {
+                *x = first_codes(f, from.add((i + 4 * part) * stride), chunk, blocks);
+            }
+            *first = joined(x);
+            if BITS == 3 {
+                let spread = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+                *first = _mm512_shuffle_epi8(*first, _mm512_broadcast_i32x4(spread));
+            }
+        }
+        words_of_4(first)
+    }
 }
 
 #[inline]
@@ -256,27 +431,6 @@ unsafe fn transposed<const BITS: u32>(
 fn joined(x: [__m128i; 4]) -> __m512i {
     let y = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(x[0]), x[1]);
     _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(y, x[2]), x[3])
-}
-
-/// The upper codes of block b from bit 0 on, others above them.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn upper_of(rest: [__m512i; 4], b: usize) -> __m512i {
-    match b {
-        0 => rest[0],
-        1 => _mm512_srli_epi32::<14>(rest[0]),
-        2 => _mm512_or_si512(_mm512_srli_epi32::<28>(rest[0]), _mm512_slli_epi32::<4>(rest[1])),
-        _ => _mm512_srli_epi32::<10>(rest[1]),
-    }
-}
-
-/// The radii of block b; NaN and infinities count as zero.
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq,f16c")]
-fn radius_of(rest: [__m512i; 4], b: usize) -> __m512 {
-    let words = if b.is_multiple_of(2) { rest[2 + b / 2] } else { _mm512_srli_epi32::<16>(rest[2 + b / 2]) };
-    let x = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words));
-    _mm512_maskz_mov_ps(!_mm512_fpclass_ps_mask::<0x99>(x), x)
 }
 
 /// What the tables' entries of the eight pairs are multiplied by.

@@ -107,25 +107,12 @@ unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn values_of_4(v: [__m512i; 4]) -> [__m512i; 4] {
+    // Once word 4k + i is word k of part i, the rest stays within parts.
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    let v = v.map(|v| permute_words(order, v));
     let (a, b) = (_mm512_unpacklo_epi8(v[0], v[1]), _mm512_unpackhi_epi8(v[0], v[1]));
     let (c, d) = (_mm512_unpacklo_epi8(v[2], v[3]), _mm512_unpackhi_epi8(v[2], v[3]));
-    // Part i of w[k] has values 16i + 4k and the three after it.
-    let w = [
-        _mm512_unpacklo_epi16(a, c),
-        _mm512_unpackhi_epi16(a, c),
-        _mm512_unpacklo_epi16(b, d),
-        _mm512_unpackhi_epi16(b, d),
-    ];
-    let low = _mm512_shuffle_i32x4::<0x44>(w[0], w[1]);
-    let high = _mm512_shuffle_i32x4::<0xee>(w[0], w[1]);
-    let low_2 = _mm512_shuffle_i32x4::<0x44>(w[2], w[3]);
-    let high_2 = _mm512_shuffle_i32x4::<0xee>(w[2], w[3]);
-    [
-        _mm512_shuffle_i32x4::<0x88>(low, low_2),
-        _mm512_shuffle_i32x4::<0xdd>(low, low_2),
-        _mm512_shuffle_i32x4::<0x88>(high, high_2),
-        _mm512_shuffle_i32x4::<0xdd>(high, high_2),
-    ]
+    [_mm512_unpacklo_epi16(a, c), _mm512_unpackhi_epi16(a, c), _mm512_unpacklo_epi16(b, d), _mm512_unpackhi_epi16(b, d)]
 }
 
 /// Bundles of a block: sums are taken over all of them, since weights and scales are zero where there is no cell.

@@ -3,9 +3,10 @@
 //! A kind of row says how 64 of its values become levels in a register ([`Chunks`]); the forms that products want
 //! are written once, over that.
 
+use super::columns::{self, words_of_4};
 use super::polar::PolarChunks;
+use super::quads;
 use super::signs::{Signs, TurboChunks};
-use super::{columns, quads};
 use crate::codec::plain::BLOCK;
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
 use crate::codec::turbo::Turbo;
@@ -21,14 +22,9 @@ pub(super) unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: 
     unsafe {
         unpack_bundles(Rows { kind: rows, data, stride, n: whole }, role, 0, out);
         if rest > 0 {
-            // A copy of the last rows makes one more bundle, whose other rows are nobody's.
-            let mut copy = MaybeUninit::<[u8; BUNDLE * MAX_ROW_BYTES]>::uninit();
-            let (copy, bytes) = (copy.as_mut_ptr().cast::<u8>(), rows.row_bytes());
-            for i in 0..BUNDLE {
-                let row = data.add((whole + i.min(rest - 1)) * stride);
-                std::ptr::copy_nonoverlapping(row, copy.add(i * bytes), bytes);
-            }
-            unpack_bundles(Rows { kind: rows, data: copy, stride: bytes, n: BUNDLE }, role, whole, out);
+            let mut copy = MaybeUninit::uninit();
+            let (data, stride) = whole_bundle(data.add(whole * stride), stride, rest, rows.row_bytes(), &mut copy);
+            unpack_bundles(Rows { kind: rows, data, stride, n: BUNDLE }, role, whole, out);
         }
         // Sums are taken over whole blocks: what is not there counts nothing.
         for c in (n.next_multiple_of(BUNDLE)..CELLS).step_by(BUNDLE) {
@@ -37,6 +33,26 @@ pub(super) unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: 
             }
         }
     }
+}
+
+/// A bundle of rows, where they lie and how far apart: where there are fewer, in a copy whose other rows are nobody's.
+#[inline(always)]
+pub(super) unsafe fn whole_bundle(
+    data: *const u8,
+    stride: usize,
+    n: usize,
+    row_bytes: usize,
+    copy: &mut MaybeUninit<[u8; BUNDLE * MAX_ROW_BYTES]>,
+) -> (*const u8, usize) {
+    if n >= BUNDLE {
+        return (data, stride);
+    }
+    let to = copy.as_mut_ptr().cast::<u8>();
+    for i in 0..BUNDLE {
+        // SAFETY: row n - 1 is the last that is there; the copy has room for the longest rows.
+        unsafe { std::ptr::copy_nonoverlapping(data.add(i.min(n - 1) * stride), to.add(i * row_bytes), row_bytes) };
+    }
+    (to, row_bytes)
 }
 
 /// Whole bundles, to the cells from `first` on.
@@ -165,20 +181,10 @@ impl Rows {
         unsafe { self.data.add(c * self.stride) }
     }
 
-    /// Asks for the rows that have the places of rows first .. first + COUNT in the next block. They lie too far apart for
-    /// the processor to expect them, and a third of the time would go by waiting for memory.
+    /// See [`expect`].
     #[inline(always)]
     pub fn expect<const COUNT: usize>(self, first: usize) {
-        let next = self.data.wrapping_add((CELLS + first) * self.stride);
-        for i in 0..COUNT {
-            let row = next.wrapping_add(i * self.stride);
-            // SAFETY: it is a hint, for whatever address.
-            unsafe { _mm_prefetch::<_MM_HINT_T1>(row.cast()) };
-            if self.kind.row_bytes() > 64 {
-                // SAFETY: as above.
-                unsafe { _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(self.kind.row_bytes() - 1).cast()) };
-            }
-        }
+        expect::<COUNT>(self.data.wrapping_add(first * self.stride), self.stride, self.kind.row_bytes());
     }
 
     /// The scales of all rows, sixteen rows at a time.
@@ -192,17 +198,27 @@ impl Rows {
         let groups = self.kind.size() / self.kind.group();
         let (step, unit) = self.kind.scale_step();
         for first in (0..self.n).step_by(BUNDLE) {
-            // SAFETY: a bundle of rows and of the block.
+            // SAFETY: a bundle of rows and of the block; fourteen bytes of codes at least follow neighbouring scales.
             unsafe {
                 let mut to = out.scale_at(first, 0);
                 let stride = forget(self.stride);
-                for g in (0..groups).step_by(if step == 2 { 2 } else { 1 }) {
-                    let words = words(self.row(first).add(g * step), stride);
-                    store_scales(_mm512_cvtepi32_epi16(words), unit, to);
-                    to = to.add(BUNDLE);
-                    // Neighbours come with the same words.
-                    if step == 2 && g + 1 < groups {
-                        store_scales(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(words)), unit, to);
+                if step == 2 {
+                    for g in (0..groups).step_by(8) {
+                        let words = words_of_4(sixteens(self.row(first).add(2 * g), stride));
+                        for (i, words) in words.into_iter().take((groups - g).div_ceil(2)).enumerate() {
+                            let [even, odd] = finite_halves(words);
+                            store_scales(even, unit, to);
+                            to = to.add(BUNDLE);
+                            if g + 2 * i + 1 < groups {
+                                store_scales(odd, unit, to);
+                                to = to.add(BUNDLE);
+                            }
+                        }
+                    }
+                } else {
+                    for g in 0..groups {
+                        let words = words(self.row(first).add(g * step), stride);
+                        store_scales(finite_halves(words)[0], unit, to);
                         to = to.add(BUNDLE);
                     }
                 }
@@ -222,13 +238,28 @@ impl Rows {
         for first in (0..self.n).step_by(BUNDLE) {
             // SAFETY: a bundle of rows and of the block.
             unsafe {
-                let words = words(self.row(first), self.stride);
-                let signs = _mm512_srli_epi32::<16>(words);
+                let [levels, signs] = finite_halves(words(self.row(first), self.stride));
                 for g in 0..groups / 2 {
-                    store_scales(_mm512_cvtepi32_epi16(words), of_levels, out.scale_at(first, g));
-                    store_scales(_mm512_cvtepi32_epi16(signs), of_signs, out.scale_at(first, groups / 2 + g));
+                    store_scales(levels, of_levels, out.scale_at(first, g));
+                    store_scales(signs, of_signs, out.scale_at(first, groups / 2 + g));
                 }
             }
+        }
+    }
+}
+
+/// Asks for the rows that have the places of these COUNT rows in the next block. They lie too far apart for the processor
+/// to expect them, and a third of the time would go by waiting for memory.
+#[inline(always)]
+pub(super) fn expect<const COUNT: usize>(data: *const u8, stride: usize, row_bytes: usize) {
+    let next = data.wrapping_add(CELLS * stride);
+    for i in 0..COUNT {
+        let row = next.wrapping_add(i * stride);
+        // SAFETY: it is a hint, for whatever address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(row.cast()) };
+        if row_bytes > 64 {
+            // SAFETY: as above.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(row_bytes - 1).cast()) };
         }
     }
 }
@@ -259,14 +290,49 @@ unsafe fn words(p: *const u8, stride: usize) -> __m512i {
     }
 }
 
-/// Sixteen stored scales; NaN and infinities count as zero.
+/// The sixteen bytes at `p` and those of the fifteen rows after it: part k of result i is row i + 4k.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
+pub(super) unsafe fn sixteens(p: *const u8, stride: usize) -> [__m512i; 4] {
+    let mut out = [_mm512_setzero_si512(); 4];
+    for (i, out) in out.iter_mut().enumerate() {
+        // SAFETY: the caller's rows have these bytes.
+        unsafe {
+            let part = |k: usize| _mm_loadu_si128(p.add((i + 4 * k) * stride).cast());
+            let x = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(part(0)), part(1));
+            *out = _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(x, part(2)), part(3));
+        }
+    }
+    out
+}
+
+/// The f16 numbers in the lower halves of words, and those in the upper ones; NaN and infinities become zero.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn finite_halves(words: __m512i) -> [__m256i; 2] {
+    const ORDER: [i16; 32] = {
+        let (mut order, mut i) = ([0; 32], 0);
+        while i < 16 {
+            (order[i], order[16 + i]) = (2 * i as i16, 2 * i as i16 + 1);
+            i += 1;
+        }
+        order
+    };
+    // SAFETY: 64 bytes.
+    let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
+    let both = _mm512_permutexvar_epi16(order, words);
+    let exponent = _mm512_set1_epi16(0x7c00);
+    let finite = _mm512_cmpneq_epi16_mask(_mm512_and_si512(both, exponent), exponent);
+    let both = _mm512_maskz_mov_epi16(finite, both);
+    [_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both)]
+}
+
+/// Sixteen stored scales.
+#[inline]
+#[target_feature(enable = "avx512f")]
 unsafe fn store_scales(stored: __m256i, unit: f32, out: *mut f32) {
-    let x = _mm512_cvtph_ps(stored);
-    let bad = _mm512_fpclass_ps_mask::<0x99>(x);
     // SAFETY: room for sixteen.
-    unsafe { _mm512_storeu_ps(out, _mm512_maskz_mul_ps(!bad, x, _mm512_set1_ps(unit))) };
+    unsafe { _mm512_storeu_ps(out, _mm512_mul_ps(_mm512_cvtph_ps(stored), _mm512_set1_ps(unit))) };
 }
 
 /// The level table of a width in bits in each 128-bit lane.
