@@ -41,6 +41,15 @@ pub trait Simd: Copy {
     fn abs(self) -> Self;
     /// `yes` where self > limit, else `no`.
     fn above(self, limit: Self, yes: Self, no: Self) -> Self;
+    /// values[i], where i is how many of limits[1..] are below the lane. Limits ascend; N is 16, 8 or 4.
+    #[inline(always)]
+    fn between<const N: usize>(self, limits: &[f32; N], values: &[f32; N]) -> Self {
+        let mut value = Self::splat(values[0]);
+        for i in 1..N {
+            value = self.above(Self::splat(limits[i]), Self::splat(values[i]), value);
+        }
+        value
+    }
     /// `self * b + c` where the lane's bit of `mask` is set, else `c`.
     fn fma_where(self, mask: u16, b: Self, c: Self) -> Self;
     /// Lane i becomes lane i + N, for N = 1, 2, 4 or 8; zeros below.

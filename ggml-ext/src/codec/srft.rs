@@ -48,26 +48,38 @@ pub struct Levels<const N: usize> {
     pub table: [i8; N],
     /// Scales to try, relative to the one that maps the largest value to the first level.
     search: [f32; 5],
+    /// The levels once more.
+    values: [f32; N],
+    /// Half way between level i-1 and level i.
+    middles: [f32; N],
+    /// 0, 1, 2, …
+    codes: [f32; N],
 }
 
 impl<const N: usize> Levels<N> {
-    /// Half way between level i-1 and level i.
-    #[inline(always)]
-    fn middle(&self, i: usize) -> f32 {
-        0.5 * (f32::from(self.table[i - 1]) + f32::from(self.table[i]))
+    const fn new(table: [i8; N], search: [f32; 5]) -> Self {
+        let (mut values, mut middles, mut codes) = ([0.0; N], [0.0; N], [0.0; N]);
+        let mut i = 0;
+        while i < N {
+            (values[i], codes[i]) = (table[i] as f32, i as f32);
+            if i > 0 {
+                middles[i] = 0.5 * (values[i - 1] + values[i]);
+            }
+            i += 1;
+        }
+        Levels { table, search, values, middles, codes }
     }
 }
 
 /// 4 bits.
-pub const LEVELS_4: Levels<16> = Levels {
-    table: [-127, -98, -78, -61, -46, -32, -19, -7, 6, 18, 31, 44, 57, 72, 90, 112],
-    search: [0.85, 0.9175, 0.985, 1.0525, 1.12],
-};
+pub static LEVELS_4: Levels<16> = Levels::new(
+    [-127, -98, -78, -61, -46, -32, -19, -7, 6, 18, 31, 44, 57, 72, 90, 112],
+    [0.85, 0.9175, 0.985, 1.0525, 1.12],
+);
 /// 3 bits.
-pub const LEVELS_3: Levels<8> =
-    Levels { table: [-127, -77, -44, -17, 8, 34, 63, 101], search: [0.75, 0.85, 0.95, 1.05, 1.15] };
+pub static LEVELS_3: Levels<8> = Levels::new([-127, -77, -44, -17, 8, 34, 63, 101], [0.75, 0.85, 0.95, 1.05, 1.15]);
 /// 2 bits.
-pub const LEVELS_2: Levels<4> = Levels { table: [-127, -44, 18, 88], search: [0.6, 0.75, 0.9, 1.05, 1.2] };
+pub static LEVELS_2: Levels<4> = Levels::new([-127, -44, 18, 88], [0.6, 0.75, 0.9, 1.05, 1.2]);
 
 /// The row format: bits of a code and the head size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,7 +306,7 @@ fn encode_group<S: Simd, const N: usize, const V: usize>(levels: &Levels<N>, val
         let inverse = S::splat(1.0 / (first * factor));
         let (mut xq, mut qq) = (S::splat(0.0), S::splat(0.0));
         for &x in &x {
-            let q = nearest_level(levels, x.times(inverse));
+            let q = x.times(inverse).between(&levels.middles, &levels.values);
             xq = x.fma(q, xq);
             qq = q.fma(q, qq);
         }
@@ -310,30 +322,10 @@ fn encode_group<S: Simd, const N: usize, const V: usize>(levels: &Levels<N>, val
     for (v, &x) in x.iter().enumerate() {
         let y = x.times(inverse);
         xx = x.fma(x, xx);
-        xq = x.fma(nearest_level(levels, y), xq);
-        nearest_code(levels, y).store_bytes(&mut codes[v * LANES..]);
+        xq = x.fma(y.between(&levels.middles, &levels.values), xq);
+        y.between(&levels.middles, &levels.codes).store_bytes(&mut codes[v * LANES..]);
     }
     xx.sum() / xq.sum()
-}
-
-/// The level nearest to y.
-#[inline(always)]
-fn nearest_level<S: Simd, const N: usize>(levels: &Levels<N>, y: S) -> S {
-    let mut q = S::splat(f32::from(levels.table[0]));
-    for i in 1..N {
-        q = y.above(S::splat(levels.middle(i)), S::splat(f32::from(levels.table[i])), q);
-    }
-    q
-}
-
-/// Its place in the table.
-#[inline(always)]
-fn nearest_code<S: Simd, const N: usize>(levels: &Levels<N>, y: S) -> S {
-    let mut code = S::splat(0.0);
-    for i in 1..N {
-        code = y.above(S::splat(levels.middle(i)), S::splat(i as f32), code);
-    }
-    code
 }
 
 /// 8 bits need no table and no search: the grid is even and fine.

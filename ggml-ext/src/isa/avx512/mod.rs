@@ -71,6 +71,14 @@ compile_portable_kernels!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16
 #[derive(Clone, Copy)]
 struct F32x16(__m512);
 
+/// A table of at most sixteen.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn entries<const N: usize>(table: &[f32; N]) -> __m512 {
+    // SAFETY: N are read.
+    unsafe { _mm512_maskz_loadu_ps(0xffff >> (16 - N), table.as_ptr()) }
+}
+
 // SAFETY of the blocks below: values of this type exist only inside functions that enable AVX-512.
 impl Simd for F32x16 {
     #[inline(always)]
@@ -128,6 +136,21 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn above(self, limit: Self, yes: Self, no: Self) -> Self {
         F32x16(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, limit.0), no.0, yes.0) })
+    }
+    #[inline(always)]
+    fn between<const N: usize>(self, limits: &[f32; N], values: &[f32; N]) -> Self {
+        unsafe {
+            let (limits, values) = (entries(limits), entries(values));
+            let (mut at, mut step) = (_mm512_setzero_si512(), N as i32 / 2);
+            // Halving: a quarter of the comparisons.
+            while step > 0 {
+                let further = _mm512_add_epi32(at, _mm512_set1_epi32(step));
+                let above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, _mm512_permutexvar_ps(further, limits));
+                at = _mm512_mask_mov_epi32(at, above, further);
+                step /= 2;
+            }
+            F32x16(_mm512_permutexvar_ps(at, values))
+        }
     }
     #[inline(always)]
     fn fma_where(self, mask: u16, b: Self, c: Self) -> Self {

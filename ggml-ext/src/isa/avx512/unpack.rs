@@ -204,7 +204,11 @@ impl Rows {
                 let stride = forget(self.stride);
                 if step == 2 {
                     for g in (0..groups).step_by(8) {
-                        let words = words_of_4(sixteens(self.row(first).add(2 * g), stride));
+                        let from = self.row(first).add(2 * g);
+                        let words = match groups - g {
+                            1 | 2 => [words(from, stride); 4],
+                            _ => words_of_4(sixteens(from, stride)),
+                        };
                         for (i, words) in words.into_iter().take((groups - g).div_ceil(2)).enumerate() {
                             let [even, odd] = finite_halves(words);
                             store_scales(even, unit, to);
