@@ -1,5 +1,6 @@
 //! `cargo kv compare`: K/V pairs side by side, through llama.cpp's own tools and in one run.
 
+mod known;
 mod perplexity;
 mod plot;
 mod report;
@@ -15,6 +16,7 @@ use crate::progress::Bar;
 use crate::types::{self, Side};
 use crate::{build_tree, cache, model};
 
+use known::Known;
 pub use perplexity::{CacheSize, Perplexity, Statistics};
 pub use report::{Measured, Row};
 
@@ -57,6 +59,9 @@ pub struct Options {
     /// Write JSON there (- is stdout, instead of the tables)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Take over what the file of --json already has on the quality of a pair, and measure the rest
+    #[arg(long, requires = "json")]
+    pub resume: bool,
     /// Write the tables as Markdown there
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
@@ -141,6 +146,10 @@ pub fn compare(options: &Options) -> Result<()> {
     if let Some(path) = &options.plot {
         plot::kind(path)?;
     }
+    let known = match &options.json {
+        Some(path) if options.resume => Known::read(path)?,
+        _ => Known::default(),
+    };
     let setups = prepare(options)?;
     let (quality, speed) = (!options.no_quality, !options.no_speed);
     let n = pairs.len() as u64;
@@ -151,18 +160,18 @@ pub fn compare(options: &Options) -> Result<()> {
     let mut step = 0;
     let mut all = Vec::new();
     for setup in setups {
-        let mut measured = Measured::new(setup, &pairs, bandwidth);
+        all.push(Measured::new(setup, &pairs, bandwidth));
         if quality {
-            measure_quality(&mut measured, &bar, &mut step)?;
+            measure_quality(options, &mut all, &known, &bar, &mut step)?;
         }
         if speed {
-            measure_speed(&mut measured, options.rounds, &bar, &mut step)?;
+            let measured = all.last_mut().context("was pushed")?;
+            measure_speed(measured, options.rounds, &bar, &mut step)?;
+            measured.finish();
         }
-        measured.finish();
-        all.push(measured);
     }
     drop(bar);
-    write_out(options, &all)
+    write_out(options, &all, &known)
 }
 
 /// One setup a model.
@@ -190,23 +199,45 @@ pub fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-fn measure_quality(measured: &mut Measured, bar: &Bar, step: &mut u64) -> Result<()> {
+/// The quality of the last model's pairs. What is found is written at once: the next pair may take an hour, and the
+/// machine may not last as long.
+fn measure_quality(options: &Options, all: &mut [Measured], known: &Known, bar: &Bar, step: &mut u64) -> Result<()> {
+    let Some(last) = all.len().checked_sub(1) else { return Ok(()) };
     // The logits can take gigabytes: they go away with the folder, whatever happens.
     let scratch = cache::Scratch::new()?;
-    let run = Perplexity::new(&measured.setup, &scratch.path().join("logits"));
-    bar.begin(*step, &format!("{} f16 logits", measured.name()));
-    run.write_base()?;
+    let (setup, name) = (all[last].setup.clone(), all[last].name());
+    let run = Perplexity::new(&setup, &scratch.path().join("logits"));
+    let is_known = |row: &Row| known.quality(&setup, &name, &row.pair).is_some();
+    if !all[last].rows.iter().all(is_known) {
+        bar.begin(*step, &format!("{name} f16 logits"));
+        run.write_base()?;
+    }
     *step += 1;
-    let name = measured.name();
-    for row in &mut measured.rows {
-        bar.begin(*step, &format!("{name} {} quality", row.pair.name()));
+    for i in 0..all[last].rows.len() {
+        let pair = all[last].rows[i].pair.clone();
+        bar.begin(*step, &format!("{name} {} quality", pair.name()));
         // f16 too: what the file of logits itself loses is then seen, not assumed.
-        let got = run.measure(&row.pair)?;
-        row.quality = Some(got.statistics);
-        row.size = got.size;
+        let (statistics, size) = match known.quality(&setup, &name, &pair) {
+            Some(found) => found,
+            None => run.measure(&pair).map(|got| (got.statistics, got.size))?,
+        };
+        let row = &mut all[last].rows[i];
+        (row.quality, row.size) = (Some(statistics), size);
+        all[last].finish();
+        if let Some(path) = options.json.as_deref().filter(|path| *path != Path::new("-")) {
+            write_json(path, all, known)?;
+        }
         *step += 1;
     }
     Ok(())
+}
+
+/// All at once, so that a file is never half written.
+fn write_json(path: &Path, all: &[Measured], known: &Known) -> Result<()> {
+    let part = path.with_extension("json.part");
+    let text = serde_json::to_string_pretty(&known.joined(report::as_json(all)))? + "\n";
+    let written = fs::write(&part, text).and_then(|()| fs::rename(&part, path));
+    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn measure_speed(measured: &mut Measured, rounds: u32, bar: &Bar, step: &mut u64) -> Result<()> {
@@ -228,16 +259,15 @@ fn measure_speed(measured: &mut Measured, rounds: u32, bar: &Bar, step: &mut u64
     Ok(())
 }
 
-fn write_out(options: &Options, all: &[Measured]) -> Result<()> {
+fn write_out(options: &Options, all: &[Measured], known: &Known) -> Result<()> {
     let write =
         |path: &Path, text: String| fs::write(path, text).with_context(|| format!("cannot write {}", path.display()));
     let to_stdout = options.json.as_deref() == Some(Path::new("-"));
     if let Some(path) = &options.json {
-        let json = serde_json::to_string_pretty(&report::as_json(all))? + "\n";
         if to_stdout {
-            print!("{json}");
+            println!("{}", serde_json::to_string_pretty(&report::as_json(all))?);
         } else {
-            write(path, json)?;
+            write_json(path, all, known)?;
         }
     }
     if !to_stdout {

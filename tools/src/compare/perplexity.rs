@@ -23,7 +23,7 @@ pub struct CacheSize {
     pub mib: f64,
     pub cells: u32,
     /// Part of `mib` in layers that keep only a window, which does not grow with the context.
-    window_mib: f64,
+    pub window_mib: f64,
 }
 
 impl CacheSize {

@@ -42,6 +42,10 @@ impl Measured {
         self.setup.model.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
+    fn text(&self) -> String {
+        self.setup.text.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// Bits per value from what llama.cpp allocated: f16, always the first row, has 16.
     pub fn finish(&mut self) {
         let Some(f16) = self.rows.first().and_then(|r| r.size) else { return };
@@ -86,10 +90,10 @@ pub fn as_json(all: &[Measured]) -> Value {
         let q = r.quality;
         json!({
             "k": r.pair.k, "v": r.pair.v,
-            "bits_per_value": r.bits, "kv_mib": r.size.map(|s| s.mib),
+            "bits_per_value": r.bits, "kv_mib": r.size.map(|s| s.mib), "kv_window_mib": r.size.map(|s| s.window_mib),
             "ppl": q.map(|q| q.ppl), "kld": q.map(|q| q.kld), "same_top": q.map(|q| q.same_top),
             "pp": fastest(&r.pp), "tg": fastest(&r.tg), "tg_limit": if r.tg.is_empty() { None } else { m.limit(r) },
-            "depth": m.setup.depth, "ctx": m.setup.ctx, "model": m.name(),
+            "depth": m.setup.depth, "ctx": m.setup.ctx, "chunks": m.setup.chunks, "text": m.text(), "model": m.name(),
         })
     };
     Value::Array(all.iter().flat_map(|m| m.rows.iter().map(move |r| row(m, r))).collect())
@@ -194,7 +198,7 @@ fn notes(m: &Measured) -> Vec<String> {
     let Setup { ctx, chunks, depth, threads, .. } = &m.setup;
     let mut notes = vec![format!("model {}, {threads} threads, KV MiB for {ctx} tokens", m.name())];
     if m.has_quality() {
-        let text = m.setup.text.file_name().unwrap_or_default().to_string_lossy();
+        let text = m.text();
         notes.push(format!(
             "quality: llama-perplexity -f {text} -c {ctx} --chunks {chunks}, against f16's logits; top %: same most likely token"
         ));
@@ -215,11 +219,11 @@ fn notes(m: &Measured) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::compare::perplexity::parse_size;
 
-    fn measured() -> Measured {
+    pub fn measured() -> Measured {
         let setup = Setup {
             bin: "/b".into(),
             model: "/m/SmolLM2-135M-Instruct.Q4_1.gguf".into(),
