@@ -15,6 +15,7 @@ pub mod fetch;
 pub mod mca;
 pub mod metal;
 pub mod model;
+pub mod needle;
 pub mod patch;
 pub mod process;
 pub mod progress;

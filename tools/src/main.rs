@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand, ValueEnum};
 use kv::source::{self, Source};
-use kv::{bench, build_tree, compare, counts, mca, patch, project_root, run, suite, types};
+use kv::{bench, build_tree, compare, counts, mca, needle, patch, project_root, run, suite, types};
 
 const ENVIRONMENT: &str = "\
 Environment:
@@ -26,6 +26,8 @@ struct Arguments {
 enum Verb {
     /// Quality, size and speed of K/V pairs against f16
     Compare(compare::Options),
+    /// Is a number that was hidden in a long text found again, wherever f16 finds it?
+    Needle(needle::Options),
     /// Attention and encode alone, ours beside upstream's, against the bytes that must move
     Bench(bench::Options),
     /// Everything that proves the project; ends with `N passed, N failed, N skipped`
@@ -93,6 +95,7 @@ fn dispatch(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Compare(options) => compare::compare(&options)?,
         Verb::Bench(options) => bench::bench(&options)?,
+        Verb::Needle(options) => return needle::needle(&options),
         Verb::Test(options) => return suite::test(&options),
         Verb::Build { options, target } => println!("{}", build_tree::build(&options, &target)?.display()),
         Verb::Mca(options) => mca::mca(&options)?,

@@ -57,7 +57,7 @@ static UPPER: Upper = {
         let j = i as u16 % PAIRS as u16;
         upper.level_2[i] = 2 * (j / 2);
         upper.level_3[i] = 8 - 2 + 2 * (j / 4);
-        upper.mirrored[i] = 0x03 * (j & 1) | 0x0c * (j >> 1 & 1) | 0x30 * (j >> 2 & 1);
+        upper.mirrored[i] = (0x03 * (j & 1)) | (0x0c * (j >> 1 & 1)) | (0x30 * (j >> 2 & 1));
         i += 1;
     }
     upper
