@@ -283,14 +283,14 @@ unsafe fn scores_of<const BITS: u32, const ROWS: usize>(
             expect::<BUNDLE>(data.add(c * stride), stride, f.row_bytes());
             let mut copy = MaybeUninit::<[u8; BUNDLE * MAX_ROW_BYTES]>::uninit();
             let (from, stride) = whole_bundle(data.add(c * stride), stride, n - c, f.row_bytes(), &mut copy);
-            let mut head = MaybeUninit::uninit();
-            let head = Head::read(&mut head, f, from, forget(stride));
+            let mut head = Head::EMPTY;
+            head.read(f, from, forget(stride));
             for chunk in 0..f.blocks().div_ceil(4) {
                 let blocks = (f.blocks() - 4 * chunk).min(4);
                 let first = first_words::<BITS>(f, from, forget(stride), chunk, blocks);
                 for b in 0..blocks {
                     let block = 4 * chunk + b;
-                    let weights = weights(head.upper(f, block), *head.radii.get_unchecked(block));
+                    let weights = weights(head.upper(f, block), head.radius(block));
                     let codes = codes::<BITS>(first[b]);
                     let tables = tables.add(block * PAIRS * TABLE);
                     if ROWS > 0 {
@@ -343,43 +343,58 @@ const HEAD_WORDS: usize = (MAX_BLOCKS * (16 + UPPER_BITS)).div_ceil(128) * 4 + 1
 
 /// What stands in front of the codes of level 1, of sixteen rows.
 struct Head {
-    radii: [__m512; MAX_BLOCKS],
-    words: [__m512i; HEAD_WORDS],
+    radii: [MaybeUninit<__m512>; MAX_BLOCKS],
+    words: [MaybeUninit<__m512i>; HEAD_WORDS],
 }
 
 impl Head {
+    const EMPTY: Head = Head {
+        radii: [const { MaybeUninit::uninit() }; MAX_BLOCKS],
+        words: [const { MaybeUninit::uninit() }; HEAD_WORDS],
+    };
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,f16c")]
-    unsafe fn read(head: &mut MaybeUninit<Head>, f: Polar, from: *const u8, stride: usize) -> &Head {
-        let to = head.as_mut_ptr();
-        // SAFETY: the codes of level 1 have more bytes than are read beyond the head; what is used of it is written.
-        unsafe {
-            let (words, radii) = ((&raw mut (*to).words).cast::<__m512i>(), (&raw mut (*to).radii).cast::<__m512>());
-            let sixteen = (f.blocks() * (16 + UPPER_BITS)).div_ceil(128);
-            for i in 0..sixteen {
-                let four = words_of_4(sixteens(from.add(16 * i), stride));
-                for (k, word) in four.into_iter().enumerate() {
-                    words.add(4 * i + k).write(word);
-                }
+    unsafe fn read(&mut self, f: Polar, from: *const u8, stride: usize) {
+        let sixteen = (f.blocks() * (16 + UPPER_BITS)).div_ceil(128);
+        for (i, four) in self.words.chunks_exact_mut(4).take(sixteen).enumerate() {
+            // SAFETY: the codes of level 1 have more bytes than are read beyond the head.
+            let words = words_of_4(unsafe { sixteens(from.add(16 * i), stride) });
+            for (to, word) in four.iter_mut().zip(words) {
+                to.write(word);
             }
-            words.add(4 * sixteen).write(_mm512_setzero_si512());
-            for i in 0..f.blocks().div_ceil(2) {
-                let [even, odd] = finite_halves(*words.add(i));
-                radii.add(2 * i).write(_mm512_cvtph_ps(even));
-                radii.add(2 * i + 1).write(_mm512_cvtph_ps(odd));
-            }
-            head.assume_init_ref()
+        }
+        self.words[4 * sixteen].write(_mm512_setzero_si512());
+        for (two, word) in self.radii.chunks_exact_mut(2).zip(&self.words).take(f.blocks().div_ceil(2)) {
+            // SAFETY: written above, since radii are the first words.
+            let [even, odd] = finite_halves(unsafe { word.assume_init() });
+            two[0].write(_mm512_cvtph_ps(even));
+            two[1].write(_mm512_cvtph_ps(odd));
         }
     }
 
-    /// The upper codes of a block from bit 0 on, others above them.
+    /// The radii of a block.
+    ///
+    /// # Safety
+    /// A block of what was read.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn upper(&self, f: Polar, block: usize) -> __m512i {
+    unsafe fn radius(&self, block: usize) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { self.radii.get_unchecked(block).assume_init() }
+    }
+
+    /// The upper codes of a block from bit 0 on, others above them.
+    ///
+    /// # Safety
+    /// As [`Head::radius`].
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn upper(&self, f: Polar, block: usize) -> __m512i {
         let bit = 16 * f.blocks() + UPPER_BITS * block;
-        debug_assert!(block < f.blocks());
-        // SAFETY: words of a head as long as the format's.
-        let (low, high) = unsafe { (*self.words.get_unchecked(bit / 32), *self.words.get_unchecked(bit / 32 + 1)) };
+        // SAFETY: the caller's promise; there is one word more than was read.
+        let word = |i: usize| unsafe { self.words.get_unchecked(i).assume_init() };
+        let (low, high) = (word(bit / 32), word(bit / 32 + 1));
         // Broadcast from memory they cost no shuffle.
         static SHIFTS: [i32; 32] = {
             let (mut shifts, mut i) = ([0; 32], 0);
