@@ -19,9 +19,9 @@ fn near(a: &[f32], b: &[f32], bound: f32) -> bool {
 /// Cells of a cache: where cells are coded in groups of 64, more than one group.
 fn cells(kind: KvType) -> usize {
     if kind.to_string().starts_with("delta") {
-        67
+        65
     } else {
-        5
+        3
     }
 }
 
@@ -30,8 +30,9 @@ fn once(kind: KvType, size: usize, as_k: bool) {
     let n = cells(kind);
     let new = |kind: KvType| Cache::new(kind, size, HEADS, n).expect("a size that is served");
     let (mut k, mut v) = if as_k { (new(kind), new(KvType::F16)) } else { (new(KvType::F16), new(kind)) };
-    let keys: Vec<f32> = (0..n).flat_map(|cell| wave(cell % 3, HEADS * size)).collect();
-    k.write(0, &keys).expect("all cells");
+    // The last few, which lie on both sides of a border between groups.
+    let keys: Vec<f32> = (0..3).flat_map(|cell| wave(cell, HEADS * size)).collect();
+    k.write(n - 3, &keys).expect("three cells");
     k.write(n - 2, &keys[..HEADS * size]).expect("one cell anew");
     // All values alike, so that whatever attention looks at, it must find this one.
     let value = wave(7, HEADS * size);
@@ -48,36 +49,55 @@ fn once(kind: KvType, size: usize, as_k: bool) {
             options.threads = threads;
             attend(&q, QUERY_HEADS, &k, &v, n, &options).expect("caches that fit")
         };
-        let (one, three) = (with(1), with(3));
-        assert!(near(&one, &three, 1e-4), "{kind} {size}: threads change the result");
-        let want = stored.repeat(queries * QUERY_HEADS);
-        assert!(near(&one, &want, 0.03), "{kind} {size}: {:?} for {:?}", &one[..4], &want[..4]);
-    }
-}
-
-#[test]
-fn every_type_lives_and_is_attended_to() {
-    for kind in KvType::all().filter(|kind| kind.is_ours()) {
-        // 80 has groups of 16, and is no power of 2.
-        for size in [64, 80] {
-            if kind.serves_k() {
-                once(kind, size, true);
-            }
-            if kind.serves_v() {
-                once(kind, size, false);
-            }
+        let (got, want) = (with(2), stored.repeat(queries * QUERY_HEADS));
+        assert!(near(&got, &want, 0.03), "{kind} {size}: {:?} for {:?}", &got[..4], &want[..4]);
+        if !cfg!(miri) {
+            assert!(near(&got, &with(1), 1e-4), "{kind} {size}: threads change the result");
         }
     }
 }
 
-#[test]
-fn bytes_come_back_as_a_cache() {
-    for kind in KvType::all().filter(|kind| kind.is_ours()) {
-        let mut cache = Cache::new(kind, 64, HEADS, 3).expect("64 is served");
-        cache.write(0, &wave(1, 3 * HEADS * 64)).expect("three cells");
-        let again = Cache::from_bytes(kind, 64, HEADS, cache.as_bytes().to_vec()).expect("whole cells");
-        for cell in 0..3 {
-            assert_eq!(cache.read(cell).expect("stored"), again.read(cell).expect("stored"), "{kind}");
+/// 80 has groups of 16, and is no power of 2.
+const SIZES: &[usize] = if cfg!(miri) { &[64] } else { &[64, 80] };
+
+fn lives(name: &str) {
+    let kind: KvType = name.parse().expect("a family");
+    for &size in SIZES {
+        if kind.serves_k() {
+            once(kind, size, true);
+        }
+        if kind.serves_v() {
+            once(kind, size, false);
         }
     }
+    let mut cache = Cache::new(kind, 64, HEADS, 2).expect("64 is served");
+    cache.write(0, &wave(1, 2 * HEADS * 64)).expect("two cells");
+    let again = Cache::from_bytes(kind, 64, HEADS, cache.as_bytes().to_vec()).expect("whole cells");
+    assert_eq!(cache.read(1).expect("stored"), again.read(1).expect("stored"), "{kind}");
+}
+
+/// A test a type, so that it shows which one it is.
+mod every_type {
+    use super::*;
+
+    macro_rules! tests {
+        ($($name:ident)*) => {
+            $(
+                #[test]
+                fn $name() {
+                    lives(stringify!($name));
+                }
+            )*
+
+            #[test]
+            fn is_listed() {
+                let listed = [$(stringify!($name)),*];
+                for kind in KvType::all().filter(|kind| kind.is_ours()) {
+                    assert!(listed.contains(&kind.to_string().as_str()), "{kind}");
+                }
+            }
+        };
+    }
+
+    tests! { srft8 srft4 srft3 srft2 delta4 delta3 polar4 polar3 turbo4 turbo3 qjl1 }
 }
