@@ -854,11 +854,78 @@ pub unsafe extern "C" fn ggml_ext_state_recode(
 /// None needed.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_isa() -> *const c_char {
-    guarded(c"".as_ptr(), || match isa::kernels().name {
-        "avx512" => c"avx512".as_ptr(),
-        "avxvnni" => c"avxvnni".as_ptr(),
-        "avx2" => c"avx2".as_ptr(),
-        "neon" => c"neon".as_ptr(),
-        _ => c"scalar".as_ptr(),
-    })
+    static NAME: OnceLock<CString> = OnceLock::new();
+    guarded(c"".as_ptr(), || NAME.get_or_init(|| CString::new(isa::kernels().name).unwrap_or_default()).as_ptr())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{dense, Cache};
+
+    #[test]
+    fn a_panic_becomes_an_error() {
+        assert_eq!(guarded(7, || panic!("injected")), 7);
+        assert!(!report(|| panic!("injected")));
+        assert!(!report(|| Err("a reason".into())) && report(|| Ok(())));
+    }
+
+    /// One query on two heads over a few cells, with `threads` threads of which the last one panics in `compute`.
+    fn attention_that_panics(threads: c_int) -> (bool, Vec<f32>) {
+        let kind = "srft4".parse().expect("a family");
+        let mut cache = Cache::new(kind, 64, 1, 600).expect("64 is served");
+        cache.write(0, &vec![0.5; 600 * 64]).expect("all cells");
+        let (q, mut out) = (vec![0.5f32; 2 * 64], vec![0.0f32; 2 * 64]);
+        let op = AttentionOp {
+            q: dense(0, 4, q.as_ptr().cast(), [64, 1, 2]),
+            k: cache.attention_tensor(600),
+            v: cache.attention_tensor(600),
+            dst: dense(0, 4, out.as_mut_ptr().cast(), [64, 2, 1]),
+            mask: std::ptr::null(),
+            sinks: std::ptr::null(),
+            scale: 0.125,
+            max_bias: 0.0,
+            logit_softcap: 0.0,
+        };
+        // SAFETY: tensors as described, and the memory that is asked for.
+        let mut work = vec![0u8; unsafe { ggml_ext_attention_work_size(&op, threads) }];
+        let (memory, size) = (work.as_mut_ptr(), work.len());
+        let mut ok = true;
+        for i in 0..threads {
+            // SAFETY: as above, one after the other.
+            ok &= unsafe {
+                if i + 1 == threads {
+                    attention_step(&op, i, threads, memory, size, |_, _, _, _| panic!("injected"))
+                } else {
+                    ggml_ext_attention_compute(&op, i, threads, memory, size)
+                }
+            };
+        }
+        for i in 0..threads {
+            // SAFETY: as above, after every compute.
+            ok &= unsafe { ggml_ext_attention_finish(&op, i, threads, memory, size) };
+        }
+        (ok, out)
+    }
+
+    #[test]
+    fn attention_that_panics_says_so_and_leaves_no_garbage() {
+        for threads in [1, 2, 3] {
+            let (ok, out) = attention_that_panics(threads);
+            assert!(!ok, "{threads} threads: nobody was told");
+            assert!(out.iter().all(|x| x.is_nan()), "{threads} threads: {:?}", &out[..4]);
+        }
+    }
+
+    #[test]
+    fn every_function_that_c_calls_is_guarded() {
+        let source = include_str!("ffi.rs").split("mod tests {").next().unwrap_or_default();
+        let exported: Vec<&str> = source.split("#[no_mangle]\n").skip(1).collect();
+        assert!(exported.len() > 20, "{} functions", exported.len());
+        for text in exported {
+            let body = text.split("\n}\n").next().unwrap_or_default();
+            let guards = ["guarded(", "report(", "attention_step(", "encode_rows(", "ggml_ext_type_parse("];
+            assert!(guards.iter().any(|g| body.contains(g)), "it could unwind into C:\n{body}");
+        }
+    }
 }

@@ -208,7 +208,7 @@ void test_walks() {
             }
             double sum[2] = {};  // plain, and all operations
             int    n[2]   = {};
-            for (int w = 0; w < (soak ? 40 : 1); w++) {
+            for (int w = 0; w < (soak ? 8 : 1); w++) {
                 for (bool plain : { true, false }) {
                     Walk walk(*place.shape, types, place.unified, plain, 1000*p + (uint64_t) w);
                     walk.run(plain || quick ? 25 : 80);

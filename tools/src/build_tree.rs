@@ -54,14 +54,12 @@ pub struct Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sanitizer {
     AddressUndefined,
-    Thread,
 }
 
 impl Sanitizer {
     fn flags(self) -> &'static [&'static str] {
         match self {
             Sanitizer::AddressUndefined => &["-DLLAMA_SANITIZE_ADDRESS=ON", "-DLLAMA_SANITIZE_UNDEFINED=ON"],
-            Sanitizer::Thread => &["-DLLAMA_SANITIZE_THREAD=ON"],
         }
     }
 }

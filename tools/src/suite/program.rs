@@ -27,7 +27,11 @@ pub fn run(command: &mut Command, name: &str, options: &Options, tally: &mut Tal
         match parse_counts(&line) {
             // Kept off the output: the suite has a closing line of its own.
             Some(found) => counts = Some(found),
-            None => println!("{line}"),
+            // `life: 148 walks`
+            None => match line.strip_prefix(&format!("{}: ", tally.part)).and_then(|l| l.split_once(' ')) {
+                Some((n, what)) if n.parse::<u64>().is_ok() => tally.count(what, n.parse()?),
+                _ => println!("{line}"),
+            },
         }
     }
     let status = child.wait()?;

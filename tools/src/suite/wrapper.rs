@@ -308,24 +308,24 @@ impl Bench {
         Ok(to)
     }
 
-    /// As a new user: a project outside the checkout, the two lines, and what git has committed here.
+    /// As a new user, with what git has committed here for an address: a project outside the checkout, the README's two lines
+    /// and then its third, which gives the types names.
     fn two_lines(&self) -> Result<()> {
         let scratch = cache::Scratch::new()?;
         let dir = scratch.path();
         fs::create_dir(dir.join("src"))?;
-        fs::write(
-            dir.join("Cargo.toml"),
-            format!(
-                "[package]\nname = \"two-lines\"\nversion = \"0.1.0\"\nedition = \"2021\"\n\n[workspace]\n\n[dependencies]\n\
-                 llama-cpp-2 = \"0.1.160\"\n\n[patch.crates-io]\nllama-cpp-sys-2 = {{ git = \"file://{}\" }}\n",
-                project_root().display()
-            ),
-        )?;
-        fs::write(dir.join("src/main.rs"), TWO_LINES)?;
         let _spinner = Spinner::new("a new project with the two lines");
-        let mut c = self.cargo(dir, &self.home.join("target-two-lines"), &["run", "--release", "--quiet"]);
-        let done = process::run_ok(&mut c)?;
-        ensure!(done.stdout.trim() == "true", "a context with srft4: {}", done.stdout);
+        for (program, more) in [(TWO_LINES, ""), (THREE_LINES, "ggml-ext = { git = \"file://ROOT\" }\n")] {
+            let manifest = format!(
+                "[package]\nname = \"two-lines\"\nversion = \"0.1.0\"\nedition = \"2021\"\n\n[workspace]\n\n[dependencies]\n\
+                 llama-cpp-2 = \"0.1.160\"\n{more}\n[patch.crates-io]\nllama-cpp-sys-2 = {{ git = \"file://ROOT\" }}\n"
+            );
+            fs::write(dir.join("Cargo.toml"), manifest.replace("ROOT", &project_root().display().to_string()))?;
+            fs::write(dir.join("src/main.rs"), program)?;
+            let mut c = self.cargo(dir, &self.home.join("target-two-lines"), &["run", "--release", "--quiet"]);
+            let done = process::run_ok(&mut c)?;
+            ensure!(done.stdout.trim() == "true", "a context with srft4: {}", done.stdout);
+        }
         Ok(())
     }
 
@@ -352,6 +352,25 @@ fn main() {
     let srft4 = KvCacheType::Unknown(159);
     let params = LlamaContextParams::default().with_type_k(srft4).with_type_v(srft4);
     println!("{}", model.new_context(&backend, params).is_ok());
+}
+"#;
+
+const THREE_LINES: &str = r#"
+use ggml_ext::ModelShape;
+use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams};
+use llama_cpp_2::{llama_backend::LlamaBackend, model::{params::LlamaModelParams, LlamaModel}};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let backend = LlamaBackend::init()?;
+    let model = LlamaModel::load_from_file(&backend, std::env::var("KV_MODEL")?, &LlamaModelParams::default())?;
+    let k: ggml_ext::KvType = "srft4,0-1=srft8".parse()?;
+    let v: ggml_ext::KvType = "srft4".parse()?;
+    let bytes = ggml_ext::cache_bytes(&ModelShape::uniform(32, 8, 128), 32768, v, v)?;
+    let params = LlamaContextParams::default()
+        .with_type_k(KvCacheType::from(u32::from(k)))
+        .with_type_v(KvCacheType::from(u32::from(v)));
+    println!("{}", model.new_context(&backend, params).is_ok() && bytes == 32768 * 32 * 8 * 2 * 72);
+    Ok(())
 }
 "#;
 

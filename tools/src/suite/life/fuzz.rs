@@ -1,26 +1,116 @@
-//! The fuzz targets as a bounded run: every input of the corpus, and mutations of them from a fixed seed.
+//! The fuzz targets: as a bounded run over every input of the corpus and mutations of them from a fixed seed, and with
+//! `--soak` as libFuzzer runs them, guided by what they reach.
 
 use std::fs;
 use std::panic;
+use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 
+use super::sanitize::{host, nightly, nightly_cargo};
 use super::{Options, Tally};
-use crate::project_root;
+use crate::progress::Spinner;
+use crate::{cache, process, project_root};
 
 #[path = "../../../../fuzz/targets.rs"]
 mod targets;
 
+/// For each target.
+const LIBFUZZER_SECONDS: u32 = 120;
+
 pub fn run(options: &Options, tally: &mut Tally) {
-    let time = Duration::from_secs(if options.quick { 1 } else { 4 } * if options.soak { 15 } else { 1 });
+    let time = Duration::from_secs(if options.quick {
+        1
+    } else if options.soak {
+        30
+    } else {
+        4
+    });
     for (name, target) in targets::ALL {
+        let mut n = 0;
         tally.check(&format!("any bytes for {name}"), || {
-            let n = bounded(name, target, time)?;
+            n = bounded(name, target, time)?;
             println!("      {n} inputs for {name}");
             Ok(())
         });
+        tally.count("fuzzed inputs", n);
     }
+    if options.soak {
+        guided(tally);
+    }
+}
+
+fn guided(tally: &mut Tally) {
+    if nightly().is_none() || !cfg!(target_os = "linux") {
+        return tally.skip("libFuzzer", 1, "no nightly toolchain: rustup toolchain install nightly");
+    }
+    let mut programs = None;
+    tally.check("fuzz targets build for libFuzzer", || {
+        programs = Some(build_guided()?);
+        Ok(())
+    });
+    let Some(programs) = programs else { return };
+    for (name, _) in targets::ALL {
+        let mut n = 0;
+        tally.check(&format!("{LIBFUZZER_SECONDS} s of libFuzzer for {name}"), || {
+            n = one_guided(&programs.join(name), name)?;
+            println!("      {n} inputs for {name}");
+            Ok(())
+        });
+        tally.count("inputs of libFuzzer", n);
+    }
+}
+
+/// What `cargo fuzz build` does: edges and comparisons are counted, every address is looked at, overflows panic.
+const GUIDED_FLAGS: [&str; 9] = [
+    "--cfg fuzzing",
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Zsanitizer=address",
+    "-Ccodegen-units=1",
+    "-Cdebug-assertions=yes",
+];
+
+fn build_guided() -> Result<std::path::PathBuf> {
+    let _spinner = Spinner::new("building the fuzz targets");
+    let mut c = nightly_cargo("fuzz", &project_root().join("fuzz"))?;
+    c.args(["build", "--release", "--locked", "--bins", "--target", &host()]).env("RUSTFLAGS", GUIDED_FLAGS.join(" "));
+    process::run_ok(&mut c)?;
+    Ok(cache::root()?.join("nightly/fuzz").join(host()).join("release"))
+}
+
+fn one_guided(program: &Path, name: &str) -> Result<u64> {
+    let scratch = cache::Scratch::new()?;
+    let found = scratch.path().join("found");
+    fs::create_dir(&found)?;
+    let mut c = Command::new(program);
+    // What it finds goes to the first folder; an input that fails is written where the second points.
+    c.arg(&found).arg(project_root().join("fuzz/corpus").join(name));
+    c.arg(format!("-artifact_prefix={}/", scratch.path().display()));
+    c.args(["-print_final_stats=1", "-max_len=16384", "-timeout=60"])
+        .arg(format!("-max_total_time={LIBFUZZER_SECONDS}"));
+    let _spinner = Spinner::new(&format!("libFuzzer, {name}"));
+    let done = process::run(&mut c, None)?;
+    if !done.status.success() {
+        let mut kept = String::new();
+        for entry in fs::read_dir(scratch.path())?.flatten().filter(|e| e.path().is_file()) {
+            let to = project_root().join("fuzz/corpus").join(name).join(entry.file_name());
+            fs::copy(entry.path(), &to)?;
+            kept = format!("; the input is kept in {}", to.display());
+        }
+        bail!("it ended with {}{kept}\n{}", done.status, process::tail(&done.stderr, 40));
+    }
+    executed(&done.stderr).with_context(|| format!("no count in\n{}", process::tail(&done.stderr, 20)))
+}
+
+/// `stat::number_of_executed_units: 4711`
+fn executed(text: &str) -> Option<u64> {
+    text.lines().find_map(|l| l.strip_prefix("stat::number_of_executed_units:"))?.trim().parse().ok()
 }
 
 fn corpus(name: &str) -> Result<Vec<Vec<u8>>> {
@@ -95,6 +185,12 @@ impl Random {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_of_libfuzzer() {
+        assert_eq!(executed("Done 12 runs\nstat::number_of_executed_units: 12\n"), Some(12));
+        assert_eq!(executed("nothing"), None);
+    }
 
     #[test]
     fn every_target_has_a_corpus_that_it_bears() {

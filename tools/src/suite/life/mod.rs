@@ -6,7 +6,6 @@ mod rpc;
 mod sanitize;
 mod server;
 
-use std::net::TcpListener;
 use std::process::{Child, Command};
 
 use anyhow::Result;
@@ -37,11 +36,6 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         tally.skip("sanitizers and Miri", 1, "long: ask for them with --soak");
     }
     Ok(())
-}
-
-/// A port that nobody listens at, a moment ago.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// A server that ends with its value.

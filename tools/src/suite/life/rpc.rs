@@ -1,6 +1,7 @@
 //! Caches on other machines: two rpc-servers on loopback hold the layers of a model and their caches, and the answer is the
 //! one of a single process. A server that does not say that it has the types is not given any.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::{free_port, Running, Tally};
+use super::{cache, Running, Tally};
 use crate::process::{self, Finished};
 use crate::{build_tree, model};
 
@@ -47,18 +48,31 @@ pub fn run(tally: &mut Tally) -> Result<()> {
     Ok(())
 }
 
+/// A server and its port. It takes no port 0, and one that was free a moment ago may be another's by now, who would answer
+/// in its place: so a server is ours when it says itself that somebody came.
 fn server(bin: &Path) -> Result<(Running, u16)> {
-    let port = free_port()?;
-    let mut c = Command::new(bin.join(build_tree::RPC_SERVER));
-    c.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
-    c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let running = Running(c.spawn().with_context(|| format!("cannot run {}", process::shown(&c)))?);
-    let start = Instant::now();
-    while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        ensure!(start.elapsed() < Duration::from_secs(20), "rpc-server does not listen");
-        thread::sleep(Duration::from_millis(50));
+    let mut words = String::new();
+    for _ in 0..8 {
+        let scratch = cache::Scratch::new()?;
+        let log = scratch.path().join("rpc-server.log");
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let mut c = Command::new(bin.join(build_tree::RPC_SERVER));
+        c.args(["--host", "127.0.0.1", "--port", &port.to_string()]);
+        let file = fs::File::create(&log)?;
+        c.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let mut running = Running(c.spawn().with_context(|| format!("cannot run {}", process::shown(&c)))?);
+        let start = Instant::now();
+        while running.0.try_wait()?.is_none() {
+            let _ = TcpStream::connect(("127.0.0.1", port));
+            thread::sleep(Duration::from_millis(50));
+            words = fs::read_to_string(&log)?;
+            if words.contains("Accepted client connection") {
+                return Ok((running, port));
+            }
+            ensure!(start.elapsed() < Duration::from_secs(60), "rpc-server does not listen\n{words}");
+        }
     }
-    Ok((running, port))
+    bail!("rpc-server found no port\n{words}");
 }
 
 fn complete(bin: &Path, model: &Path, k: &str, v: &str, rpc: Option<&str>) -> Result<Finished> {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Value};
 
-use super::{free_port, http, Options, Running, Tally};
+use super::{http, Options, Running, Tally};
 use crate::{cache, process};
 
 const SLOTS: usize = 4;
@@ -30,10 +30,15 @@ pub fn run(options: &Options, bin: &Path, model: &Path, tally: &mut Tally) {
     let pairs: &[[&str; 2]] =
         if options.quick { &[["srft4", "srft4"]] } else { &[["srft4", "srft4"], ["delta4", "srft4"]] };
     for [k, v] in pairs {
+        let mut served = [0; 3];
         tally.check(&format!("llama-server, {SLOTS} slots of {k}/{v}, {clients} clients, some hang up"), || {
             let server = Server::start(bin, model, k, v)?;
-            server.load(clients, time)
+            served = server.load(clients, time)?;
+            Ok(())
         });
+        for (what, n) in ["answers of llama-server", "streams left", "slots saved and restored"].iter().zip(served) {
+            tally.count(what, n);
+        }
         tally.check(&format!("llama-server saves and restores a slot of {k}/{v}"), || {
             Server::start(bin, model, k, v)?.slot_files()
         });
@@ -56,18 +61,19 @@ fn question(i: usize) -> Value {
 impl Server {
     fn start(bin: &Path, model: &Path, k: &str, v: &str) -> Result<Server> {
         let scratch = cache::Scratch::new()?;
-        let (port, log) = (free_port()?, scratch.path().join("server.log"));
+        let log = scratch.path().join("server.log");
         let mut c = Command::new(bin.join("llama-server"));
-        c.arg("-m").arg(model).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
+        // It takes a port that is free, and says which.
+        c.arg("-m").arg(model).args(["--host", "127.0.0.1", "--port", "0"]);
         c.args(["--parallel", &SLOTS.to_string(), "-c", "4096", "--cache-ram", "0", "-fa", "on"]);
         // Both ways to share cells between slots.
         c.arg(if k == "srft4" { "--no-kv-unified" } else { "--kv-unified" });
         c.args(["--cache-type-k", k, "--cache-type-v", v]).arg("--slot-save-path").arg(scratch.path());
         c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log)?);
         let process = Running(c.spawn().with_context(|| format!("cannot run {}", process::shown(&c)))?);
-        let mut server = Server { process, port, log, _scratch: scratch };
+        let mut server = Server { process, port: 0, log, _scratch: scratch };
         let start = Instant::now();
-        while !matches!(http::request(port, "GET", "/health", &Value::Null), Ok((200, _))) {
+        while !server.is_ready()? {
             if let Some(status) = server.process.0.try_wait()? {
                 bail!("it ended with {status}\n{}", server.last_words());
             }
@@ -75,6 +81,17 @@ impl Server {
             thread::sleep(Duration::from_millis(100));
         }
         Ok(server)
+    }
+
+    fn is_ready(&mut self) -> Result<bool> {
+        if self.port == 0 {
+            let log = String::from_utf8_lossy(&fs::read(&self.log)?).into_owned();
+            match port_in(&log) {
+                Some(port) => self.port = port,
+                None => return Ok(false),
+            }
+        }
+        Ok(matches!(http::request(self.port, "GET", "/health", &Value::Null), Ok((200, _))))
     }
 
     fn last_words(&self) -> String {
@@ -96,7 +113,8 @@ impl Server {
         Ok(answer)
     }
 
-    fn load(&self, clients: usize, time: Duration) -> Result<()> {
+    /// Answers, streams left, slots saved and restored.
+    fn load(&self, clients: usize, time: Duration) -> Result<[u64; 3]> {
         let alone: Vec<String> = (0..7).map(|i| self.ask(&question(i))).collect::<Result<_>>()?;
         let before = self.resident_mib();
         let (start, answers, hung_up, saved) =
@@ -150,14 +168,10 @@ impl Server {
         if let (Some(before), Some(after)) = (before, self.resident_mib()) {
             ensure!(after < before + 64.0, "it grew from {before:.0} to {after:.0} MiB");
         }
-        println!(
-            "      {} answers, {} streams left, {} slots saved and restored in {:.0} s",
-            answers.load(Ordering::Relaxed),
-            hung_up.load(Ordering::Relaxed),
-            saved.load(Ordering::Relaxed),
-            start.elapsed().as_secs_f64()
-        );
-        Ok(())
+        let [answers, left, saved] = [answers, hung_up, saved].map(AtomicU64::into_inner);
+        let seconds = start.elapsed().as_secs();
+        println!("      {answers} answers, {left} streams left, {saved} slots saved and restored in {seconds} s");
+        Ok([answers, left, saved])
     }
 
     /// Where the system tells.
@@ -210,4 +224,22 @@ fn foreign_slot_file(bin: &Path, model: &Path, k: &str, v: &str) -> Result<()> {
     );
     ensure!(server.ask(&q)? == alone, "another answer afterwards");
     Ok(())
+}
+
+/// `… listening on http://127.0.0.1:40123`
+fn port_in(log: &str) -> Option<u16> {
+    let (_, rest) = log.split_once("listening on http://127.0.0.1:")?;
+    rest.split_once('\n')?.0.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_of_a_log() {
+        assert_eq!(port_in("srv main: listening on http://127.0.0.1:40123\nmore"), Some(40123));
+        assert_eq!(port_in("srv main: listening on http://127.0.0.1:401"), None, "the line goes on");
+        assert_eq!(port_in("loading"), None);
+    }
 }
