@@ -46,8 +46,8 @@ pub struct Options {
     /// Parallel jobs (default: one a core)
     #[arg(short, long, value_name = "N")]
     pub jobs: Option<u32>,
-    /// For an aarch64 Linux, by a cross compiler, with dotprod and fp16
-    #[arg(skip)]
+    /// For an aarch64 Linux, by a cross compiler, with dotprod and fp16, for tests
+    #[arg(long, hide = true)]
     pub aarch64: bool,
 }
 

@@ -1,9 +1,11 @@
 //! Attention against f64 on the decoded rows, for every instruction set and kind of row.
 
+use std::rc::Rc;
+
 use super::*;
 use crate::groups::{Layout, Walker};
-use crate::isa::available;
-use crate::isa::tests::Noise;
+use crate::isa::tests::{others, stepped, tried, Noise};
+use crate::isa::{kernels, scalar};
 use crate::lanes::Lanes;
 use crate::table;
 use half::f16;
@@ -76,7 +78,7 @@ fn grouped(c: table::Concrete, cells: usize, heads: usize, mut values: Vec<f32>)
         view: Default::default(),
     };
     let layout = Layout::of(&tensor, f);
-    let mut walker = Walker::new(f, available()[0]);
+    let mut walker = Walker::new(f, kernels());
     for i in 0..cells {
         let cell = if i % 16 == 9 { i - 5 } else { i };
         for head in 0..heads {
@@ -170,126 +172,190 @@ struct Shared<T>(T);
 // SAFETY: what is behind them outlives the threads, which write to places of their own.
 unsafe impl<T> Send for Shared<T> {}
 
-/// Runs a case; returns the result and its largest error relative to the norm of the f64 result.
-fn run(case: Case, kernels: &'static Kernels) -> (Vec<f32>, f64) {
-    let mut noise = Noise::new(case.cells as u64 * 31 + case.k_size as u64);
-    let heads = case.kv_heads * case.group;
-    let scale = 1.0 / (case.k_size as f32).sqrt();
-    let k = cache(case.k, true, case.k_size, case.cells, case.kv_heads, &mut noise);
-    let v = cache(case.v, false, case.v_size, case.cells, case.kv_heads, &mut noise);
-    let q = noise.row(case.k_size * case.queries * heads);
-    let mut mask = vec![f16::ZERO; case.cells * case.queries];
-    for t in 0..case.queries {
-        for c in 0..case.cells {
-            // Causal, with some cells hidden and a soft bias here and there; one query sees nothing.
-            let hidden = c + case.queries > case.cells + t || c % 7 == 3 || (case.queries > 4 && t == 2);
-            mask[t * case.cells + c] = if hidden { f16::NEG_INFINITY } else { f16::from_f32((c % 5) as f32 * -0.25) };
-        }
+/// What a case attends to, made once for all that is tried on it.
+struct Trial {
+    case: Case,
+    /// K and V, and what made them: other queries and options meet the same rows.
+    rows: Rc<(Cache, Cache, Noise)>,
+    q: Vec<f32>,
+    mask: Vec<f16>,
+    sinks: Vec<f32>,
+}
+
+impl Trial {
+    fn new(case: Case) -> Trial {
+        let mut noise = Noise::new(case.cells as u64 * 31 + case.k_size as u64);
+        let k = cache(case.k, true, case.k_size, case.cells, case.kv_heads, &mut noise);
+        let v = cache(case.v, false, case.v_size, case.cells, case.kv_heads, &mut noise);
+        Trial::of(case, Rc::new((k, v, noise)))
     }
-    let sinks: Vec<f32> = (0..heads).map(|h| h as f32 * 0.3 - 0.5).collect();
-    let dst = vec![7.0f32; case.v_size * heads * case.queries];
-    let mask_tensor = Tensor {
-        kind: 1,
-        ne: [case.cells as i64, case.queries as i64, 1, 1],
-        nb: [2, 2 * case.cells, 2 * case.cells * case.queries, 2 * case.cells * case.queries],
-        data: mask.as_mut_ptr().cast(),
-        to_float: None,
-        view: Default::default(),
-    };
-    let sinks_tensor = float_tensor(&sinks, [heads, 1, 1, 1]);
-    let op = AttentionOp {
-        q: float_tensor(&q, [case.k_size, case.queries, heads, 1]),
-        k: k.tensor(case.cells, k.unit()),
-        v: v.tensor(case.cells, v.unit()),
-        dst: float_tensor(&dst, [case.v_size, heads, case.queries, 1]),
-        mask: if case.masked { &mask_tensor } else { std::ptr::null() },
-        sinks: if case.sinks { &sinks_tensor } else { std::ptr::null() },
-        scale,
-        max_bias: case.max_bias,
-        logit_softcap: case.softcap,
-    };
-    let attention = Attention::with(&op, kernels).unwrap();
-    let mut work = vec![0xa5u8; attention.work_size(case.threads)];
-    // As ggml does: all threads at once, and once more when all have ended.
-    let work = work.as_mut_ptr();
-    // SAFETY (of both): the tensors above hold what they say, and every thread has its own number.
-    let steps: [fn(&Attention, usize, usize, *mut u8); 2] = [
-        |attention, ith, nth, work| unsafe { attention.compute(ith, nth, work) },
-        |attention, ith, nth, work| unsafe { attention.finish(ith, nth, work) },
-    ];
-    for step in steps {
-        std::thread::scope(|scope| {
-            for ith in 0..case.threads {
-                let (attention, work) = (Shared(&attention), Shared(work));
-                scope.spawn(move || {
-                    let (attention, work) = (attention, work);
-                    step(attention.0, ith, case.threads, work.0);
-                });
-            }
-        });
+
+    /// Another case on the same rows.
+    fn with(&self, case: Case) -> Trial {
+        let rows = |c: Case| (c.k, c.v, c.k_size, c.v_size, c.kv_heads, c.cells);
+        assert_eq!(rows(case), rows(self.case));
+        Trial::of(case, self.rows.clone())
     }
-    let mut worst = 0.0f64;
-    for t in 0..case.queries {
-        for h in 0..heads {
-            let query = &q[(h * case.queries + t) * case.k_size..][..case.k_size];
-            let slope = if case.max_bias > 0.0 {
-                let base = 1usize << heads.ilog2();
-                let m = |bias: f64, n: usize| 2f64.powf(-bias / base as f64).powi(n as i32);
-                let bias = case.max_bias as f64;
-                if h < base {
-                    m(bias, h + 1)
-                } else {
-                    m(bias / 2.0, 2 * (h - base) + 1)
-                }
-            } else {
-                1.0
-            };
-            let (mut sum, mut out) = (0.0f64, vec![0.0f64; case.v_size]);
-            if case.sinks {
-                sum += (sinks[h] as f64).exp();
-            }
+
+    fn of(case: Case, rows: Rc<(Cache, Cache, Noise)>) -> Trial {
+        let heads = case.kv_heads * case.group;
+        let q = rows.2.clone().row(case.k_size * case.queries * heads);
+        let mut mask = vec![f16::ZERO; case.cells * case.queries];
+        for t in 0..case.queries {
             for c in 0..case.cells {
-                let dot: f64 = query.iter().zip(k.value(c, h / case.group)).map(|(&a, &b)| a as f64 * b as f64).sum();
-                let mut s = dot * scale as f64;
-                if case.softcap > 0.0 {
-                    s = case.softcap as f64 * (s / case.softcap as f64).tanh();
+                // Causal, with some cells hidden and a soft bias here and there; one query sees nothing.
+                let hidden = c + case.queries > case.cells + t || c % 7 == 3 || (case.queries > 4 && t == 2);
+                let bias = f16::from_f32((c % 5) as f32 * -0.25);
+                mask[t * case.cells + c] = if hidden { f16::NEG_INFINITY } else { bias };
+            }
+        }
+        let sinks = (0..heads).map(|h| h as f32 * 0.3 - 0.5).collect();
+        Trial { case, rows, q, mask, sinks }
+    }
+
+    fn heads(&self) -> usize {
+        self.case.kv_heads * self.case.group
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.case.k_size as f32).sqrt()
+    }
+
+    /// The op's result: \[queries]\[heads] rows.
+    fn attend(&self, kernels: &'static Kernels, threads: usize) -> Vec<f32> {
+        let Trial { case, rows, q, mask, sinks } = self;
+        let (k, v, _) = &**rows;
+        let heads = self.heads();
+        let dst = vec![7.0f32; case.v_size * heads * case.queries];
+        let mask_tensor = Tensor {
+            kind: 1,
+            ne: [case.cells as i64, case.queries as i64, 1, 1],
+            nb: [2, 2 * case.cells, 2 * case.cells * case.queries, 2 * case.cells * case.queries],
+            data: mask.as_ptr().cast_mut().cast(),
+            to_float: None,
+            view: Default::default(),
+        };
+        let sinks_tensor = float_tensor(sinks, [heads, 1, 1, 1]);
+        let op = AttentionOp {
+            q: float_tensor(q, [case.k_size, case.queries, heads, 1]),
+            k: k.tensor(case.cells, k.unit()),
+            v: v.tensor(case.cells, v.unit()),
+            dst: float_tensor(&dst, [case.v_size, heads, case.queries, 1]),
+            mask: if case.masked { &mask_tensor } else { std::ptr::null() },
+            sinks: if case.sinks { &sinks_tensor } else { std::ptr::null() },
+            scale: self.scale(),
+            max_bias: case.max_bias,
+            logit_softcap: case.softcap,
+        };
+        let attention = Attention::with(&op, kernels).unwrap();
+        let mut work = vec![0xa5u8; attention.work_size(threads)];
+        // As ggml does: all threads at once, and once more when all have ended.
+        let work = work.as_mut_ptr();
+        // SAFETY (of both): the tensors above hold what they say, and every thread has its own number.
+        let steps: [fn(&Attention, usize, usize, *mut u8); 2] = [
+            |attention, ith, nth, work| unsafe { attention.compute(ith, nth, work) },
+            |attention, ith, nth, work| unsafe { attention.finish(ith, nth, work) },
+        ];
+        for step in steps {
+            std::thread::scope(|scope| {
+                for ith in 0..threads {
+                    let (attention, work) = (Shared(&attention), Shared(work));
+                    scope.spawn(move || {
+                        let (attention, work) = (attention, work);
+                        step(attention.0, ith, threads, work.0);
+                    });
                 }
-                if case.masked {
-                    s += slope * mask[t * case.cells + c].to_f64();
-                }
-                let w = s.exp();
-                sum += w;
-                if w > 0.0 {
-                    for (o, &x) in out.iter_mut().zip(v.value(c, h / case.group)) {
-                        *o += w * x as f64;
-                    }
+            });
+        }
+        dst
+    }
+
+    /// The same in f64 from the decoded rows; `None` is a query that sees nothing.
+    fn exact(&self) -> Vec<Option<Vec<f64>>> {
+        let rows = (0..self.case.queries).flat_map(|t| (0..self.heads()).map(move |h| (t, h)));
+        rows.map(|(t, h)| self.exact_row(t, h)).collect()
+    }
+
+    fn exact_row(&self, t: usize, h: usize) -> Option<Vec<f64>> {
+        let Trial { case, rows, q, mask, sinks } = self;
+        let (k, v, _) = &**rows;
+        let query = &q[(h * case.queries + t) * case.k_size..][..case.k_size];
+        let slope = if case.max_bias > 0.0 { slope(case.max_bias.into(), h, self.heads()) } else { 1.0 };
+        let (mut sum, mut out) = (0.0f64, vec![0.0f64; case.v_size]);
+        if case.sinks {
+            sum += (sinks[h] as f64).exp();
+        }
+        for c in 0..case.cells {
+            let dot: f64 = query.iter().zip(k.value(c, h / case.group)).map(|(&a, &b)| a as f64 * b as f64).sum();
+            let mut s = dot * self.scale() as f64;
+            if case.softcap > 0.0 {
+                s = case.softcap as f64 * (s / case.softcap as f64).tanh();
+            }
+            if case.masked {
+                s += slope * mask[t * case.cells + c].to_f64();
+            }
+            let w = s.exp();
+            sum += w;
+            if w > 0.0 {
+                for (o, &x) in out.iter_mut().zip(v.value(c, h / case.group)) {
+                    *o += w * x as f64;
                 }
             }
-            let got = &dst[(t * heads + h) * case.v_size..][..case.v_size];
-            let norm: f64 = out.iter().map(|o| (o / sum).powi(2)).sum::<f64>().sqrt();
-            if sum == 0.0 {
+        }
+        out.iter_mut().for_each(|o| *o /= sum);
+        (sum > 0.0).then_some(out)
+    }
+
+    /// The largest error of a row, relative to its norm.
+    fn error(&self, got: &[f32], exact: &[Option<Vec<f64>>]) -> f64 {
+        let case = self.case;
+        let mut worst = 0.0f64;
+        for (got, want) in got.chunks_exact(case.v_size).zip(exact) {
+            let Some(want) = want else {
                 assert!(got.iter().all(|&x| x == 0.0), "a query that sees nothing gives zeros: {case:?}");
                 continue;
-            }
-            let e: f64 = got.iter().zip(&out).map(|(&g, o)| (g as f64 - o / sum).powi(2)).sum::<f64>().sqrt();
+            };
+            let norm: f64 = want.iter().map(|o| o.powi(2)).sum::<f64>().sqrt();
+            let e: f64 = got.iter().zip(want).map(|(&g, o)| (g as f64 - o).powi(2)).sum::<f64>().sqrt();
             assert!(e.is_finite(), "not finite: {case:?}");
             worst = worst.max(e / norm.max(1e-3));
         }
+        worst
     }
-    (dst, worst)
+}
+
+/// ALiBi's slope of a head.
+fn slope(max_bias: f64, h: usize, heads: usize) -> f64 {
+    let base = 1usize << heads.ilog2();
+    let m = |bias: f64, n: usize| 2f64.powf(-bias / base as f64).powi(n as i32);
+    if h < base {
+        m(max_bias, h + 1)
+    } else {
+        m(max_bias / 2.0, 2 * (h - base) + 1)
+    }
 }
 
 /// 8-bit queries leave about 0.6% of noise in the scores, 16-bit weights 0.01% in the sums; float rows have neither.
 fn check(case: Case) {
-    for kernels in available() {
-        let e = run(case, kernels).1;
+    Trial::new(case).check(&[case.threads]);
+}
+
+impl Trial {
+    fn check(&self, threads: &[usize]) {
+        let case = self.case;
         let float = |name: &str| matches!(name, "f32" | "f16" | "bf16");
         let bound = match (float(case.k), float(case.v)) {
             (true, true) => 1e-5,
             (true, false) => 2e-4,
             _ => 2e-2,
         };
-        assert!(e < bound, "{}: relative error {e} in {case:?}", kernels.name);
+        let exact = self.exact();
+        for kernels in tried() {
+            for &threads in threads {
+                let e = self.error(&self.attend(kernels, threads), &exact);
+                assert!(e < bound, "{}, {threads} threads: relative error {e} in {case:?}", kernels.name);
+            }
+        }
     }
 }
 
@@ -305,23 +371,29 @@ fn v_beside(family: &'static table::Family) -> &'static str {
 /// The fast paths against the definition, which rounds queries in the same way.
 #[test]
 fn every_instruction_set_agrees_with_scalar() {
+    let mut cases = Vec::new();
     for family in table::families() {
         for size in [64, 80, 128, 256] {
             for queries in [1, 5, 40] {
                 let sides = Case { k: family.name, v: v_beside(family), k_size: size, v_size: size, queries, ..PLAIN };
-                for case in [sides, Case { sinks: true, softcap: 5.0, max_bias: 8.0, ..sides }] {
-                    let want = run(case, &crate::isa::scalar::KERNELS).0;
-                    for kernels in available() {
-                        let got = run(case, kernels).0;
-                        for (got, want) in got.chunks_exact(size).zip(want.chunks_exact(size)) {
-                            let error: f32 = got.iter().zip(want).map(|(a, b)| (a - b).powi(2)).sum();
-                            let norm: f32 = want.iter().map(|b| b * b).sum();
-                            assert!(error <= 1e-6 * norm, "{}: {} of {case:?}", kernels.name, (error / norm).sqrt());
-                        }
-                    }
-                }
+                cases.extend([sides, Case { sinks: true, softcap: 5.0, max_bias: 8.0, ..sides }]);
             }
         }
+    }
+    let mut last: Option<Trial> = None;
+    for case in stepped(cases) {
+        let same = last.take().filter(|t| (t.case.k, t.case.k_size) == (case.k, case.k_size));
+        let trial = same.map_or_else(|| Trial::new(case), |t| t.with(case));
+        let want = trial.attend(&scalar::KERNELS, case.threads);
+        for kernels in others() {
+            let got = trial.attend(kernels, case.threads);
+            for (got, want) in got.chunks_exact(case.v_size).zip(want.chunks_exact(case.v_size)) {
+                let error: f32 = got.iter().zip(want).map(|(a, b)| (a - b).powi(2)).sum();
+                let norm: f32 = want.iter().map(|b| b * b).sum();
+                assert!(error <= 1e-6 * norm, "{}: {} of {case:?}", kernels.name, (error / norm).sqrt());
+            }
+        }
+        last = Some(trial);
     }
 }
 
@@ -337,10 +409,11 @@ fn every_type_and_head_size() {
 #[test]
 fn groups_of_cells() {
     for k in ["delta4", "delta3"] {
-        for queries in [1, 9, 50] {
-            for cells in [50, 64, 100, 300] {
-                check(Case { k, v: "f16", queries, cells, threads: 1 + cells % 3, ..PLAIN });
-                check(Case { k, v: "srft4", queries, cells, k_size: 128, softcap: 5.0, sinks: true, ..PLAIN });
+        for cells in [50, 64, 100, 300] {
+            let floats = Trial::new(Case { k, v: "f16", cells, threads: 1 + cells % 3, ..PLAIN });
+            let codes = Trial::new(Case { k, v: "srft4", cells, k_size: 128, softcap: 5.0, sinks: true, ..PLAIN });
+            for (queries, trial) in [1, 9, 50].into_iter().flat_map(|n| [(n, &floats), (n, &codes)]) {
+                trial.with(Case { queries, ..trial.case }).check(&[trial.case.threads]);
             }
         }
     }
@@ -438,14 +511,16 @@ fn a_family_that_is_not_for_values_is_refused() {
 
 #[test]
 fn shapes() {
+    let mut cases = Vec::new();
     for (kv_heads, group) in [(1, 1), (3, 3), (2, 4), (1, 8), (1, 13), (1, 130)] {
         for queries in [1, 2, 7, 33] {
             for cells in [1, 31, 64, 300] {
-                for threads in [1, 2, 3] {
-                    check(Case { kv_heads, group, queries, cells: cells.max(queries), threads, ..PLAIN });
-                }
+                cases.push(Case { kv_heads, group, queries, cells: cells.max(queries), ..PLAIN });
             }
         }
+    }
+    for case in stepped(cases) {
+        Trial::new(case).check(&[1, 2, 3]);
     }
 }
 

@@ -9,6 +9,7 @@ use crate::table;
 use proptest::prelude::*;
 
 /// A small generator, so that cases are the same everywhere.
+#[derive(Clone)]
 pub(crate) struct Noise(u64);
 
 impl Noise {
@@ -40,8 +41,22 @@ fn formats() -> impl Iterator<Item = Srft> {
     HEAD_SIZES.into_iter().flat_map(|size| [2, 3, 4, 8].into_iter().filter_map(move |bits| Srft::new(bits, size)))
 }
 
-fn others() -> impl Iterator<Item = &'static Kernels> {
-    available().iter().copied().filter(|k| k.name != "scalar")
+/// The tables to try: all that are there; or, where GGML_EXT_ISA names one, that one and scalar.
+pub(crate) fn tried() -> impl Iterator<Item = &'static Kernels> {
+    let named = std::env::var("GGML_EXT_ISA").ok();
+    available().iter().copied().filter(move |k| k.name == "scalar" || named.as_ref().is_none_or(|n| n == k.name))
+}
+
+/// Those of them that are compared with scalar.
+pub(crate) fn others() -> impl Iterator<Item = &'static Kernels> {
+    tried().filter(|k| k.name != "scalar")
+}
+
+/// Every n-th of many cases, where GGML_EXT_TEST_STEP=n, for machines that are slow because they are emulated. Cases are
+/// products of lists: with an n that is prime to the lengths of these, what one list has meets all that another has.
+pub(crate) fn stepped<T>(cases: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
+    let step = std::env::var("GGML_EXT_TEST_STEP").map_or(1, |n| n.parse().expect("GGML_EXT_TEST_STEP is a number"));
+    cases.into_iter().step_by(step)
 }
 
 /// `cargo kv test --only neon` reads the line that this prints.
@@ -80,6 +95,13 @@ proptest! {
                 // SAFETY: the table is available on this CPU.
                 unsafe { (k.encode)(f, &values[..f.size()], &mut got) };
                 prop_assert_eq!(&got, &want, "{} {:?}", k.name, f);
+            }
+            let (mut want_back, mut back) = (vec![0.0f32; f.size()], vec![0.0f32; f.size()]);
+            f.decode::<Lanes>(&want, &mut want_back);
+            for k in others() {
+                // SAFETY: as above.
+                unsafe { (k.decode)(f, &want, &mut back) };
+                prop_assert_eq!(&back, &want_back, "{} {:?}", k.name, f);
             }
         }
     }
@@ -208,7 +230,7 @@ fn queries_keep_their_values_and_are_alike_everywhere() {
         }
         for bad in [f32::NAN, f32::INFINITY] {
             queries[0][f.size() - 1] = bad;
-            for k in available() {
+            for k in tried() {
                 let got = Bytes::new(k, rows, &queries[..1]);
                 assert!(got.scales.iter().all(|s| s.is_nan()), "{}", k.name);
             }
@@ -225,7 +247,7 @@ fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
             let bytes = encoded(f, n, &mut noise);
             let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(f.size())).collect();
             let mut results = Vec::new();
-            for k in available() {
+            for k in tried() {
                 let mut block = Block::new(kind);
                 let q = Bytes::new(k, kind, &queries);
                 let mut out = vec![0.0f32; rows * CELLS];
@@ -316,7 +338,7 @@ fn weighing_agrees_with_f64() {
             // Attention leaves no weight on cells that are not there.
             let weights: Vec<f32> =
                 (0..rows * CELLS).map(|i| if i % CELLS < n { noise.uniform() } else { 0.0 }).collect();
-            for k in available() {
+            for k in tried() {
                 let mut block = Block::new(kind);
                 let mut acc = vec![0.5f32; rows * width];
                 // SAFETY: buffers of the promised shapes, kernels of this CPU.
@@ -363,7 +385,7 @@ fn weighing_keeps_the_cells_beside_a_sink() {
             *w += weights[c] as f64 * x as f64;
         }
     }
-    for k in available() {
+    for k in tried() {
         let mut block = Block::new(LevelRows::Srft(f));
         let mut acc = [0.0f32; 64];
         // SAFETY: buffers of the promised shapes, kernels of this CPU.
@@ -382,7 +404,7 @@ fn matrix_kernels_agree_with_f64() {
     let mut noise = Noise::new(7);
     for (rows, depth) in [(1, 64), (5, 3), (6, 80), (7, 64), (16, 128), (23, 33)] {
         let (a, b) = (noise.row(rows * (depth + 3)), noise.row(depth * 70));
-        for k in available() {
+        for k in tried() {
             let mut c = vec![0.25f32; rows * 66];
             // SAFETY: matrices of the given strides.
             unsafe {
@@ -405,7 +427,7 @@ fn matrix_kernels_agree_with_f64() {
     }
     for width in [64, 128, 192] {
         let x = noise.row(CELLS * width);
-        for k in available() {
+        for k in tried() {
             let mut t = vec![0.0; CELLS * width];
             // SAFETY: CELLS rows of `width` and back.
             unsafe { (k.transpose)(x.as_ptr(), width, t.as_mut_ptr()) };
@@ -426,7 +448,7 @@ fn floats_widen_exactly() {
         let half: Vec<u16> = values.iter().map(|&x| half::f16::from_f32(x).to_bits()).collect();
         let brain: Vec<u16> = values.iter().map(|&x| half::bf16::from_f32(x).to_bits()).collect();
         let width = padded(size);
-        for k in available() {
+        for k in tried() {
             for (kind, data, step) in [
                 (Plain::F16, half.as_ptr().cast::<u8>(), 2),
                 (Plain::Bf16, brain.as_ptr().cast(), 2),
@@ -445,6 +467,91 @@ fn floats_widen_exactly() {
                         };
                         assert_eq!(out[c * width + i], want, "{} {kind:?} {size}", k.name);
                     }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rotations_agree_with_scalar_to_the_bit() {
+    let mut noise = Noise::new(20);
+    for f in HEAD_SIZES.into_iter().filter_map(|size| Delta::new(4, size)) {
+        let (r, x) = (f.rotation(), noise.row(f.size()));
+        let run = |k: &Kernels| {
+            let (mut y, mut back) = (vec![0.0f32; x.len()], vec![0.0f32; x.len()]);
+            // SAFETY: kernels of this CPU.
+            unsafe {
+                (k.rotate)(r, &x, &mut y);
+                (k.rotate_back)(r, &y, &mut back);
+            }
+            (y, back)
+        };
+        let want = run(&scalar::KERNELS);
+        assert!(want.1.iter().zip(&x).all(|(a, b)| (a - b).abs() < 1e-5), "{} does not come back", f.size());
+        for k in others() {
+            assert_eq!(run(k), want, "{} {}", k.name, f.size());
+        }
+    }
+}
+
+#[test]
+fn levels_expand_exactly() {
+    let mut noise = Noise::new(21);
+    for f in all_formats() {
+        let (kind, stride, n) = (LevelRows::from(f), f.row_bytes(), 29);
+        let bytes = encoded_rows(f, n, &mut noise);
+        let width = padded(kind.size());
+        let run = |k: &Kernels| {
+            let (mut block, mut out) = (Block::new(kind), vec![7.0f32; n * width]);
+            // SAFETY: n rows, buffers of the padded width, kernels of this CPU.
+            unsafe {
+                (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Expand, block.raw());
+                (k.expand)(block.raw(), n, out.as_mut_ptr());
+            }
+            out
+        };
+        let want = run(&scalar::KERNELS);
+        for k in others() {
+            assert_eq!(run(k), want, "{} {f:?}", k.name);
+        }
+    }
+}
+
+#[test]
+fn products_of_floats_agree_with_f64() {
+    let mut noise = Noise::new(22);
+    for (width, n, rows) in [(64, 64, 1), (128, 37, 3), (192, 5, 8), (576, 1, 4)] {
+        let (keys, queries) = (noise.row(n * width), noise.row(rows * width));
+        for k in tried() {
+            let mut out = vec![7.0f32; rows * CELLS];
+            // SAFETY: n keys and `rows` queries of `width`, kernels of this CPU.
+            unsafe { (k.dot_floats)(keys.as_ptr(), width, n, queries.as_ptr(), rows, out.as_mut_ptr()) };
+            for (r, c) in (0..rows).flat_map(|r| (0..n).map(move |c| (r, c))) {
+                let (q, key) = (&queries[r * width..][..width], &keys[c * width..][..width]);
+                let want: f64 = q.iter().zip(key).map(|(&a, &b)| a as f64 * b as f64).sum();
+                assert!((out[r * CELLS + c] as f64 - want).abs() < 1e-4, "{} {width}", k.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn masks_are_seen_as_they_are() {
+    let (open, hidden, bias) = (0x0000u16, half::f16::NEG_INFINITY.to_bits(), half::f16::from_f32(-0.5).to_bits());
+    for n in [1, 7, 8, 31, 63, CELLS] {
+        for at in [0, n / 2, n - 1] {
+            let with = |all: u16, one: u16| (0..n).map(|i| if i == at { one } else { all }).collect::<Vec<u16>>();
+            for (mask, want) in [
+                (with(open, open), Sight::Open),
+                (with(hidden, hidden), Sight::Hidden),
+                (with(open, bias), Sight::Mixed),
+                (with(hidden, bias), Sight::Mixed),
+            ] {
+                for k in tried() {
+                    // SAFETY: n values, kernels of this CPU.
+                    let seen = unsafe { (k.sight)(mask.as_ptr().cast(), n) };
+                    assert_eq!(seen, want, "{} {n} cells, {mask:?}", k.name);
                 }
             }
         }

@@ -152,8 +152,8 @@ pub fn test(options: &Options) -> Result<ExitCode> {
             Part::Ops => ops::run(options, &mut tally),
             Part::Model => model::run(options, &mut tally),
             Part::Metal => metal::run(options, &mut tally),
-            // Two more builds of llama.cpp, and an emulation of three CPUs.
-            Part::Wrapper | Part::Neon if options.only.is_empty() && !options.soak => {
+            // Two more builds of llama.cpp.
+            Part::Wrapper if options.only.is_empty() && !options.soak => {
                 tally.skip("all", 1, &format!("long: ask for it with --only {}, or --soak", part.name()));
                 Ok(())
             }
@@ -172,6 +172,8 @@ pub fn test(options: &Options) -> Result<ExitCode> {
     write_json(options, &tallies)?;
     let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum::<u64>();
     let failed = sum(|t| t.failed);
+    // What was not run, once more where it is seen.
+    tallies.iter().filter(|t| !t.reasons.is_empty()).for_each(|t| println!("{}: {}", t.part, t.reasons.join("; ")));
     println!("{} passed, {failed} failed, {} skipped", sum(|t| t.passed), sum(|t| t.skipped));
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -7,7 +7,7 @@ mod whole;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::Value;
@@ -21,8 +21,15 @@ use crate::{process, project_root};
 /// What qemu calls a CPU, and the table that must be in use on it.
 const CPUS: [(&str, &str); 3] = [("cortex-a57", "neon"), ("cortex-a76", "dotprod"), ("max,sve=off", "i8mm")];
 
-/// Tests whose names begin so: what is made of kernels.
-const LIST: [&str; 5] = ["isa::", "attention::", "codec::", "groups::", "lanes::"];
+/// Tests whose names begin so: what is made of kernels, for every table.
+const LIST: [&str; 3] = ["isa::", "attention::", "groups::"];
+
+/// The scalar definition, which is the same on every CPU: once is enough.
+const DEFINITION: [&str; 2] = ["codec::", "lanes::"];
+
+/// Part of the names of its slowest tests: averages over thousands of products with dense matrices, about the method and not
+/// about a CPU. Only with --soak.
+const AVERAGES: &str = "_projection";
 
 /// Prints the table, and fails where another one was asked for.
 const TABLE_TEST: &str = "isa::tests::the_table_in_use_is_the_best_or_the_one_named";
@@ -47,8 +54,10 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     for (cpu, table) in CPUS {
         let emulated = Emulated { program: &program, cpu };
         tally.check(&format!("{table} is the table of {cpu}"), || emulated.chooses(table));
-        run_list(options, tally, &emulated, table)?;
+        run_tests(options, tally, &emulated, table, &LIST)?;
     }
+    let [first, ..] = CPUS;
+    run_tests(options, tally, &Emulated { program: &program, cpu: first.0 }, "scalar", &DEFINITION)?;
     if options.soak {
         return whole::run(tally);
     }
@@ -116,34 +125,47 @@ impl Emulated<'_> {
     }
 }
 
-/// The list with a table forced, which its first test checks.
-fn run_list(options: &Options, tally: &mut Tally, emulated: &Emulated, table: &str) -> Result<()> {
+/// How much of the tests: random cases of each property, and one in so many of the cases that are products of lists.
+fn amount(options: &Options) -> (u32, u32) {
+    match (options.quick, options.soak) {
+        (true, _) => (2, 23),
+        (_, true) => (64, 1),
+        _ => (32, 5),
+    }
+}
+
+/// Tests with a table forced.
+fn run_tests(options: &Options, tally: &mut Tally, emulated: &Emulated, table: &str, names: &[&str]) -> Result<()> {
+    let (cases, step) = amount(options);
     let mut c = emulated.command();
-    c.args(LIST).env("GGML_EXT_ISA", table);
-    // Emulation takes long: fewer random cases then, but all kinds.
-    let cases = match (options.quick, options.soak) {
-        (true, _) => 2,
-        (_, true) => 64,
-        _ => 8,
-    };
-    c.env("PROPTEST_CASES", cases.to_string());
+    c.args(names).env("GGML_EXT_ISA", table);
+    if !options.soak {
+        c.args(["--skip", AVERAGES]);
+    }
+    c.env("PROPTEST_CASES", cases.to_string()).env("GGML_EXT_TEST_STEP", step.to_string());
+    let start = Instant::now();
     let done = {
-        let _spinner = Spinner::new(&format!("tests on {}", emulated.cpu));
+        let _spinner = Spinner::new(&format!("tests with {table} on {}", emulated.cpu));
         process::run(&mut c, Some(LIMIT))?
     };
     let [passed, failed, _] = libtest_counts(&done.stdout);
     tally.add(passed, 0);
-    println!("ok    neon: {passed} tests with {table} on {}", emulated.cpu);
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "ok    neon: {passed} tests with {table} on {}, {cases} random cases of each property ({seconds:.1} s)",
+        emulated.cpu
+    );
     for name in failed_names(&done.stdout) {
         tally.fail(&format!("{name} with {table} on {}", emulated.cpu), "see below");
     }
     if !done.status.success() {
         println!("{}", process::tail(&done.text(), 80));
         if failed == 0 {
-            bail!("the tests on {} ended with {} and no failed test", emulated.cpu, done.status);
+            let why = if done.timed_out { "took too long" } else { "ended with an error and no failed test" };
+            bail!("the tests with {table} on {} {why} ({})", emulated.cpu, done.status);
         }
     }
-    ensure!(done.stdout.contains(&format!("test {TABLE_TEST} ... ")), "the list has no {TABLE_TEST}");
+    ensure!(passed + failed > 0, "no test is named {}…", names.join("…, "));
     Ok(())
 }
 
