@@ -150,6 +150,7 @@ fn run_tests(options: &Options, tally: &mut Tally, emulated: &Emulated, table: &
     };
     let [passed, failed, _] = libtest_counts(&done.stdout);
     tally.add(passed, 0);
+    tally.count(&format!("tests with {table} on {}", emulated.cpu), passed);
     let seconds = start.elapsed().as_secs_f64();
     println!(
         "ok    neon: {passed} tests with {table} on {}, {cases} random cases of each property ({seconds:.1} s)",
