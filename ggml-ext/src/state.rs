@@ -30,6 +30,7 @@ use crate::rotation::Rotation;
 use crate::spec::Member;
 use crate::table::{self, Concrete, Entry, Storage};
 use crate::tensor::{Tensor, View};
+use std::collections::BTreeMap;
 
 /// The first four bytes: no number of streams, which is what a state of stock llama.cpp has there.
 pub const MAGIC: u32 = 0x7473_766b;
@@ -394,19 +395,18 @@ impl Cache {
         if whole && self.sequences > live.sequences {
             return Err(format!("it has {} sequences, this context may have {}", self.sequences, live.sequences));
         }
-        for stream in 0..self.streams {
-            let count = |ranges: &[Range]| {
-                ranges.iter().filter(|r| r.stream == stream).map(|r| u64::from(r.to - r.from)).sum::<u64>()
-            };
-            let need = count(&self.ranges);
-            // A sequence goes to the stream that it has here, whichever it had.
-            let room =
-                if whole { u64::from(live.cells) } else { live.ranges.iter().map(|r| u64::from(r.to - r.from)).sum() };
-            if need > room {
-                return Err(format!("it has {need} cells, and {room} are free here"));
-            }
+        // A sequence goes to the stream that it has here, whichever it had.
+        let cells = |r: &Range| u64::from(r.to - r.from);
+        let room = if whole { u64::from(live.cells) } else { live.ranges.iter().map(cells).sum() };
+        // By the ranges that there are: a header may say any number of streams.
+        let mut needs = BTreeMap::new();
+        for r in &self.ranges {
+            *needs.entry(r.stream).or_insert(0) += cells(r);
         }
-        Ok(())
+        match needs.values().find(|&&need| need > room) {
+            Some(need) => Err(format!("it has {need} cells, and {room} are free here")),
+            None => Ok(()),
+        }
     }
 }
 

@@ -97,7 +97,8 @@ fn names_and_signatures_are_those_of_this_version() {
 #[test]
 fn functions_are_what_the_list_says() {
     type Result<T> = std::result::Result<T, Error>;
-    let _: fn(&[f32], usize, &Cache, &Cache, usize, &AttendOptions) -> Result<Vec<f32>> = attend;
+    type Attend = fn(&[f32], usize, &Cache, &Cache, usize, &AttendOptions) -> Result<Vec<f32>>;
+    let _: Attend = attend;
     let _: fn(KvType, usize, &[f32]) -> Result<Vec<u8>> = encode;
     let _: fn(KvType, usize, &[u8]) -> Result<Vec<f32>> = decode;
     let _: fn(&ModelShape, usize, KvType, KvType) -> Result<u64> = cache_bytes;
@@ -122,11 +123,11 @@ fn functions_are_what_the_list_says() {
     let _: fn(usize, usize, usize) -> ModelShape = ModelShape::uniform;
     // What threads and maps ask of them.
     fn plain<T: Clone + std::fmt::Debug + Send + Sync + 'static>() {}
-    (plain::<KvType>(), plain::<Cache>(), plain::<Error>(), plain::<ModelShape>(), plain::<LayerShape>());
+    let _: [fn(); 5] = [plain::<KvType>, plain::<Cache>, plain::<Error>, plain::<ModelShape>, plain::<LayerShape>];
     fn value<T: Copy + Eq + std::hash::Hash + std::fmt::Display + std::str::FromStr<Err = Error>>() {}
-    value::<KvType>();
+    let _: fn() = value::<KvType>;
     fn number<T: From<KvType>>() {}
-    (number::<u32>(), number::<i32>());
+    let _: [fn(); 2] = [number::<u32>, number::<i32>];
     fn error<T: std::error::Error>() {}
-    error::<Error>();
+    let _: fn() = error::<Error>;
 }

@@ -59,6 +59,15 @@ fn sealed(body: &[u8]) -> Vec<u8> {
     all.0
 }
 
+/// A number that is only said must cost nothing: libFuzzer found a loop over it.
+#[test]
+fn any_number_of_streams_is_compared_at_once() {
+    let mut many = header("delta4_64", "srft4_64");
+    many.caches[0].streams = u32::MAX;
+    assert_eq!(many.check(&many), Ok(()));
+    assert!(many.check(&context("delta4_64", "srft4_64")).unwrap_err().contains("4294967295 streams"));
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_a_header_or_an_error(body in prop::collection::vec(any::<u8>(), 0..400)) {
