@@ -216,12 +216,17 @@ fn foreign_slot_file(bin: &Path, model: &Path, k: &str, v: &str) -> Result<()> {
     fs::copy(other._scratch.path().join(name), server._scratch.path().join(name))?;
     let (status, answer) = http::request(server.port, "POST", "/slots/0?action=restore", &json!({ "filename": name }))?;
     ensure!(status != 200, "it was taken: {answer}");
-    let log = String::from_utf8_lossy(&fs::read(&server.log)?).into_owned();
-    ensure!(
-        log.contains("srft8_64") && log.contains(&format!("{k}_64")),
-        "the log names neither\n{}",
-        server.last_words()
-    );
+    // The log has a thread of its own, which may be late.
+    let named = || {
+        let log = String::from_utf8_lossy(&fs::read(&server.log)?).into_owned();
+        Ok::<_, anyhow::Error>((log.contains("srft8_64") && log.contains(&format!("{k}_64")), log))
+    };
+    let until = Instant::now() + Duration::from_secs(20);
+    while !named()?.0 && Instant::now() < until {
+        thread::sleep(Duration::from_millis(100));
+    }
+    let (named, log) = named()?;
+    ensure!(named, "the log does not name both\n{}", process::tail(&log, 10));
     ensure!(server.ask(&q)? == alone, "another answer afterwards");
     Ok(())
 }
