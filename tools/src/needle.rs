@@ -9,10 +9,10 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{bail, Context, Result};
 
-use crate::compare::{cores, Pair};
+use crate::compare::{cores, pairs, Pair};
 use crate::progress::Bar;
 use crate::table::Table;
-use crate::{build_tree, cache, model, process, types};
+use crate::{build_tree, cache, model, process};
 
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
@@ -46,14 +46,7 @@ const KEYS: [&str; 4] = ["68231", "40957", "91364", "25718"];
 const CHARACTERS: usize = 4;
 
 pub fn needle(options: &Options) -> Result<ExitCode> {
-    let asked = types::split(&options.types).into_iter().filter(|name| !name.trim().is_empty());
-    let mut pairs = vec![Pair::parse("f16")?];
-    for name in asked {
-        let pair = Pair::parse(&name)?;
-        if !pairs.contains(&pair) {
-            pairs.push(pair);
-        }
-    }
+    let pairs = pairs("none", std::slice::from_ref(&options.types))?;
     let model = match &options.model {
         Some(path) if path.is_file() => path.clone(),
         Some(path) => bail!("no model at {}", path.display()),

@@ -98,7 +98,7 @@ impl Pair {
 }
 
 /// f16 first, because the others are compared with it; then upstream's; then what was asked for, once each.
-fn pairs(beside: &str, asked: &[String]) -> Result<Vec<Pair>> {
+pub fn pairs(beside: &str, asked: &[String]) -> Result<Vec<Pair>> {
     let listed = |list: &str| types::split(list).into_iter().filter(|name| !name.trim().is_empty()).collect::<Vec<_>>();
     let mut names = vec!["f16".to_string()];
     if beside != "none" {
