@@ -9,7 +9,8 @@
 use crate::codec::format::Format;
 use crate::codec::qjl::score_factor;
 use crate::isa::{padded, Kernels};
-use crate::rotation::{Rotation, MAX_HEAD};
+use crate::room::Room;
+use crate::rotation::Rotation;
 
 /// How a head of the model relates to what is stored.
 #[derive(Clone, Copy)]
@@ -73,15 +74,16 @@ impl Domain {
             // SAFETY: the caller's promise.
             Domain::Projected(p) => unsafe { project_back(kernels, p, y, out) },
             Domain::Both(r, p) => {
-                let mut sum = [0.0f32; MAX_HEAD];
+                let mut sum = Room::new();
+                let sum = sum.zeros(out.len());
                 let (first, second) = y.split_at(padded(out.len()));
                 // SAFETY: the caller's promise.
-                unsafe { project_back(kernels, p, second, &mut sum) };
+                unsafe { project_back(kernels, p, second, sum) };
                 for (s, x) in sum.iter_mut().zip(&first[..out.len()]) {
                     *s += x;
                 }
                 // SAFETY: the caller's promise.
-                unsafe { (kernels.rotate_back)(r, &sum, out) };
+                unsafe { (kernels.rotate_back)(r, sum, out) };
             }
         }
     }
@@ -89,21 +91,23 @@ impl Domain {
 
 /// P x, times the factor that scores by signs want.
 unsafe fn project(kernels: &Kernels, [first, second]: [&Rotation; 2], x: &[f32], out: &mut [f32]) {
-    let mut half = [0.0f32; MAX_HEAD];
+    let mut half = Room::new();
+    let half = half.zeros(first.size());
     // SAFETY: the kernels can run here.
     unsafe {
-        (kernels.rotate)(first, x, &mut half);
-        (kernels.rotate)(second, &half, out);
+        (kernels.rotate)(first, x, half);
+        (kernels.rotate)(second, half, out);
         (kernels.scale)(&mut out[..x.len()], score_factor(x.len()));
     }
 }
 
 /// P^-1 y.
 unsafe fn project_back(kernels: &Kernels, [first, second]: [&Rotation; 2], y: &[f32], out: &mut [f32]) {
-    let mut half = [0.0f32; MAX_HEAD];
+    let mut half = Room::new();
+    let half = half.zeros(first.size());
     // SAFETY: the kernels can run here.
     unsafe {
-        (kernels.rotate_back)(second, y, &mut half);
-        (kernels.rotate_back)(first, &half, out);
+        (kernels.rotate_back)(second, y, half);
+        (kernels.rotate_back)(first, half, out);
     }
 }

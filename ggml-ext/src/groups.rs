@@ -20,7 +20,8 @@
 use crate::codec::clean;
 use crate::codec::delta::{Delta, Kind, GROUP_CELLS};
 use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role, CELLS};
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, LANES};
+use crate::room::Room;
 use crate::rotation::MAX_HEAD;
 use crate::tensor::Tensor;
 use std::mem::MaybeUninit;
@@ -84,13 +85,10 @@ pub struct Walker {
     width: usize,
     /// The group whose I-frame is in `m`.
     group: *const u8,
-    m: [f32; MAX_HEAD],
+    m: Box<[f32]>,
     /// The row whose deviation is in `u`.
     at: Option<usize>,
-    u: [f32; MAX_HEAD],
-    /// A block, where rows are unpacked.
-    levels: Box<[MaybeUninit<i8>]>,
-    scales: Box<[MaybeUninit<f32>]>,
+    u: Box<[f32]>,
 }
 
 impl Walker {
@@ -102,11 +100,9 @@ impl Walker {
             kernels,
             width,
             group: std::ptr::null(),
-            m: [0.0; MAX_HEAD],
+            m: vec![0.0; width].into(),
             at: None,
-            u: [0.0; MAX_HEAD],
-            levels: Box::new_uninit_slice(CELLS * width),
-            scales: Box::new_uninit_slice(CELLS * width / format.residual().group()),
+            u: vec![0.0; width].into(),
         }
     }
 
@@ -124,7 +120,10 @@ impl Walker {
             }
             self.enter(place);
             self.go_to(place, place.row);
-            (self.kernels.rotate_back)(self.format.rotation(), &self.key()[..size], x);
+            let mut key = Room::new();
+            let key = key.zeros(size);
+            self.key(key);
+            (self.kernels.rotate_back)(self.format.rotation(), key, x);
         }
     }
 
@@ -139,47 +138,51 @@ impl Walker {
             if x[..size].iter().all(|&x| x == 0.0) && kind(place, row) == Kind::Empty {
                 return;
             }
-            let (mut plain, mut key) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
-            clean(&x[..size], &mut plain);
-            (self.kernels.rotate)(self.format.rotation(), &plain[..size], &mut key);
+            let (mut plain, mut key) = (Room::new(), Room::new());
+            let (plain, key) = (plain.zeros(size), key.zeros(size));
+            clean(&x[..size], plain);
+            (self.kernels.rotate)(self.format.rotation(), plain, key);
             self.enter(place);
             if !self.format.has_frame(place.group) {
-                self.found(place, &key[..size]);
+                self.found(place, key);
             }
-            let before = (row > 0 && kind(place, row - 1) != Kind::Empty).then(|| {
+            let follows = row > 0 && kind(place, row - 1) != Kind::Empty;
+            if follows {
                 self.go_to(place, row - 1);
-                self.u
-            });
+            }
+            let mut after = Room::new();
             let after = (row + 1 < place.rows && stored_kind(place, row + 1) == Kind::Chained).then(|| {
+                let (at, u) = (self.at, self.u.clone());
                 self.go_to(place, row + 1);
-                self.key()
+                let after = after.zeros(size);
+                self.key(after);
+                (self.at, self.u) = (at, u);
+                after
             });
-            self.encode(place, row, &key, before.as_ref());
-            self.u = before.unwrap_or([0.0; MAX_HEAD]);
-            self.step(place, row, row);
-            self.at = Some(row);
+            self.encode(place, row, key, follows);
             if let Some(after) = after {
-                self.encode(place, row + 1, &after, None);
+                self.encode(place, row + 1, after, false);
             }
         }
+        // The step to this row is left to who goes on from it: in generation that is nobody.
+        self.at = self.at.filter(|&at| at < row);
     }
 
     /// The key that m and u make, in the rotated domain.
-    fn key(&self) -> [f32; MAX_HEAD] {
-        let mut key = self.m;
-        for (key, u) in key.iter_mut().zip(&self.u) {
-            *key += u;
+    fn key(&self, key: &mut [f32]) {
+        for (key, (m, u)) in key.iter_mut().zip(self.m.iter().zip(&self.u)) {
+            *key = m + u;
         }
-        key
     }
 
-    unsafe fn encode(&mut self, place: Place, row: usize, key: &[f32], before: Option<&[f32; MAX_HEAD]>) {
+    /// Encodes a rotated key, from the deviation in `u` if that is of the row before.
+    unsafe fn encode(&mut self, place: Place, row: usize, key: &[f32], follows: bool) {
         let size = self.format.size();
         // SAFETY: the caller's row; kernels run on the CPU they were chosen for.
         unsafe {
             let bytes = std::slice::from_raw_parts_mut(place.group.add(row * place.stride), self.format.row_bytes());
-            let before = before.map(|u| &u[..size]);
-            (self.kernels.encode_key)(self.format, &key[..size], &self.m[..size], before, bytes);
+            let before = follows.then(|| &self.u[..size]);
+            (self.kernels.encode_key)(self.format, key, &self.m[..size], before, bytes);
         }
     }
 
@@ -215,8 +218,8 @@ impl Walker {
     }
 
     /// The mean of a group's keys in the rotated domain, if all are written.
-    unsafe fn mean(&mut self, place: Place) -> Option<[f32; MAX_HEAD]> {
-        let mut mean = [0.0f32; MAX_HEAD];
+    unsafe fn mean(&mut self, place: Place) -> Option<Box<[f32]>> {
+        let mut mean: Box<[f32]> = vec![0.0; self.width].into();
         // SAFETY: the caller's promise.
         unsafe {
             let flags = Delta::flags::<Lanes>(place.group, place.stride, place.rows);
@@ -253,24 +256,24 @@ impl Walker {
         self.at = Some(row);
     }
 
-    /// Rows first..=last, from the deviation of the row before `first`.
+    /// Rows first..=last, from the deviation of the row before `first`; those after it are chained.
     unsafe fn step(&mut self, place: Place, first: usize, last: usize) {
         let rows = LevelRows::Srft(self.format.residual());
+        // Room for a block of any size: on the stack it costs nothing.
+        let mut levels = [MaybeUninit::<i8>::uninit(); CELLS * padded(MAX_HEAD)];
+        let mut scales = [MaybeUninit::<f32>::uninit(); CELLS * padded(MAX_HEAD) / LANES];
         let block = LevelBlock {
-            levels: self.levels.as_mut_ptr().cast(),
-            scales: self.scales.as_mut_ptr().cast(),
+            levels: levels.as_mut_ptr().cast(),
+            scales: scales.as_mut_ptr().cast(),
             width: self.width,
             group: rows.group(),
         };
-        let (n, mut kinds) = (last + 1 - first, [Kind::Empty; GROUP_CELLS]);
-        // SAFETY: n rows of the group, at most a block of them, which the kernels find unpacked.
+        let cells = last + 1 - first;
+        // SAFETY: rows of the group, at most a block of them, which the kernels find unpacked.
         unsafe {
-            for (i, k) in kinds[..n].iter_mut().enumerate() {
-                *k = kind(place, first + i);
-            }
             let data = place.group.add(first * place.stride);
-            (self.kernels.unpack)(rows, data, place.stride, n, Role::Expand, block);
-            (self.kernels.follow)(block, &kinds[..n], &self.m[..self.width], &mut self.u[..self.width]);
+            (self.kernels.unpack)(rows, data, place.stride, cells, Role::Expand, block);
+            (self.kernels.follow)(block, cells, kind(place, first), &self.m, &mut self.u);
         }
     }
 }

@@ -36,6 +36,7 @@ mod cache;
 mod error;
 mod kv_type;
 mod memory;
+mod room;
 
 pub use attend::{attend, AttendOptions};
 pub use cache::{decode, encode, Cache};

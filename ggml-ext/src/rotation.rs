@@ -40,10 +40,6 @@ const SIGN_SEED: u64 = 0x5352_4654_0000_0001;
 /// The same for [`Rotation::projection`].
 const PROJECTION_SEEDS: [u64; 2] = [0x514a_4c53_0000_0001, 0x514a_4c53_0001_0001];
 
-const MAX_N: usize = MAX_HEAD / 2;
-/// Room for one value more, so that a spectrum can be mirrored.
-const ROOM: usize = MAX_N + 1;
-
 /// w^(p j) for j in 1..radix, p in 0..m, j-major.
 struct Twiddles {
     re: Vec<f32>,
@@ -74,21 +70,24 @@ fn unit(k: usize, n: usize) -> (f32, f32) {
     (angle.cos() as f32, angle.sin() as f32)
 }
 
-/// Runs the body with the head size and half of it as constants.
+/// Runs the body with the head size and half of it as constants, and the room that a spectrum takes, which has one value
+/// more so that it can be mirrored.
 macro_rules! for_size {
-    ($size:expr, $SIZE:ident, $N:ident => $body:expr) => {
-        for_size!(@ $size, $SIZE, $N, $body, 64 80 96 112 128 192 256 512)
+    ($size:expr, $SIZE:ident, $N:ident, $ROOM:ident => $body:expr) => {
+        for_size!(@ $size, $SIZE, $N, $ROOM, $body, 64 80 96 112 128 192 256 512)
     };
-    (@ $size:expr, $SIZE:ident, $N:ident, $body:expr, $($n:literal)*) => {
+    (@ $size:expr, $SIZE:ident, $N:ident, $ROOM:ident, $body:expr, $($n:literal)*) => {
         match $size {
             $($n => {
                 const $SIZE: usize = $n;
                 const $N: usize = $n / 2;
+                const $ROOM: usize = $N + 1;
                 $body
             })*
             _ => {
                 const $SIZE: usize = 576;
                 const $N: usize = 288;
+                const $ROOM: usize = $N + 1;
                 $body
             }
         }
@@ -141,17 +140,17 @@ impl Rotation {
     /// y = R x.
     #[inline(always)]
     pub fn forward(&self, x: &[f32], y: &mut [f32]) {
-        for_size!(self.size, SIZE, N => self.forward_sized::<SIZE, N>(x, y))
+        for_size!(self.size, SIZE, N, ROOM => self.forward_sized::<SIZE, N, ROOM>(x, y))
     }
 
     /// x = R^-1 y.
     #[inline(always)]
     pub fn backward(&self, y: &[f32], x: &mut [f32]) {
-        for_size!(self.size, SIZE, N => self.backward_sized::<SIZE, N>(y, x))
+        for_size!(self.size, SIZE, N, ROOM => self.backward_sized::<SIZE, N, ROOM>(y, x))
     }
 
     #[inline(always)]
-    fn forward_sized<const SIZE: usize, const N: usize>(&self, x: &[f32], y: &mut [f32]) {
+    fn forward_sized<const SIZE: usize, const N: usize, const ROOM: usize>(&self, x: &[f32], y: &mut [f32]) {
         let (x, y, signs) = (&x[..SIZE], &mut y[..SIZE], &self.signs[..SIZE]);
         let mut bufs = [[0.0f32; ROOM]; 4];
         let [ar, ai, br, bi] = &mut bufs;
@@ -159,7 +158,7 @@ impl Rotation {
             ar[j] = x[2 * j] * signs[2 * j];
             ai[j] = x[2 * j + 1] * signs[2 * j + 1];
         }
-        let (zr, zi) = self.transform::<N>((ar, ai), (br, bi));
+        let (zr, zi) = self.transform::<N, ROOM>((ar, ai), (br, bi));
         // X_k = E_k + w^k O_k with E, O the transforms of the even and odd samples; sqrt(2/n) and the halves of
         // E and O make 1/2 sqrt(1/N). With Z_N = Z_0 the loop is whole, and k = 0 is set right afterwards.
         (zr[N], zi[N]) = (zr[0], zi[0]);
@@ -178,7 +177,7 @@ impl Rotation {
     }
 
     #[inline(always)]
-    fn backward_sized<const SIZE: usize, const N: usize>(&self, y: &[f32], x: &mut [f32]) {
+    fn backward_sized<const SIZE: usize, const N: usize, const ROOM: usize>(&self, y: &[f32], x: &mut [f32]) {
         let (x, y, signs) = (&mut x[..SIZE], &y[..SIZE], &self.signs[..SIZE]);
         let mut bufs = [[0.0f32; ROOM]; 4];
         let [ar, ai, br, bi] = &mut bufs;
@@ -201,7 +200,7 @@ impl Rotation {
         ar[0] = (yr[0] + yi[0]) * side;
         ai[0] = (yr[0] - yi[0]) * side;
         // The inverse of a transform is the transform with real and imaginary parts exchanged.
-        let (zi, zr) = self.transform::<N>((ai, ar), (bi, br));
+        let (zi, zr) = self.transform::<N, ROOM>((ai, ar), (bi, br));
         for j in 0..N {
             x[2 * j] = zr[j] * signs[2 * j];
             x[2 * j + 1] = zi[j] * signs[2 * j + 1];
@@ -210,12 +209,16 @@ impl Rotation {
 
     /// The complex transform of length N; returns where the result is.
     #[inline(always)]
-    fn transform<'a, const N: usize>(&self, a: Complex<'a>, b: Complex<'a>) -> Complex<'a> {
+    fn transform<'a, const N: usize, const ROOM: usize>(
+        &self,
+        a: Complex<'a, ROOM>,
+        b: Complex<'a, ROOM>,
+    ) -> Complex<'a, ROOM> {
         let (mut a, mut b) = (a, b);
         let w = &self.stages;
         macro_rules! stages {
             ($($i:literal: $r:literal $m:literal $s:literal),*) => {{
-                $(stage::<$r, $m, $s>(&w[$i], &a, &mut b); std::mem::swap(&mut a, &mut b);)*
+                $(stage::<$r, $m, $s, ROOM>(&w[$i], &a, &mut b); std::mem::swap(&mut a, &mut b);)*
             }};
         }
         // The same numbers as in `stage_list`, as constants, so that every loop has a known length.
@@ -249,17 +252,21 @@ fn stage_list(size: usize) -> &'static [(usize, usize, usize)] {
     }
 }
 
-type Complex<'a> = (&'a mut [f32; ROOM], &'a mut [f32; ROOM]);
+type Complex<'a, const ROOM: usize> = (&'a mut [f32; ROOM], &'a mut [f32; ROOM]);
 
 /// y[q + S (R p + j)] = w^(p j) * DFT_R(x[q + S (p + M i)])_j
 #[inline(always)]
-fn stage<const R: usize, const M: usize, const S: usize>(w: &Twiddles, from: &Complex, to: &mut Complex) {
+fn stage<const R: usize, const M: usize, const S: usize, const ROOM: usize>(
+    w: &Twiddles,
+    from: &Complex<ROOM>,
+    to: &mut Complex<ROOM>,
+) {
     let (xr, xi) = (&from.0[..R * M * S], &from.1[..R * M * S]);
     let (yr, yi) = (&mut to.0[..R * M * S], &mut to.1[..R * M * S]);
     let (wr, wi) = (&w.re[..(R - 1) * M], &w.im[..(R - 1) * M]);
     if S == 1 {
         // The stride is too short for vectors: run over p instead, and interleave what comes out.
-        let (mut tr, mut ti) = ([[0.0f32; MAX_N / 4]; R], [[0.0f32; MAX_N / 4]; R]);
+        let (mut tr, mut ti) = ([[0.0f32; M]; R], [[0.0f32; M]; R]);
         for p in 0..M {
             let (mut ar, mut ai) = ([0.0; R], [0.0; R]);
             for i in 0..R {

@@ -24,7 +24,7 @@ mod tests;
 use crate::codec::plain::Plain;
 use crate::codec::polar;
 use crate::isa::{self, Kernels, CELLS};
-use crate::rotation::MAX_HEAD;
+use crate::room::Room;
 use crate::tensor::{read_floats, Side, Tensor};
 use std::ops::Range;
 use tile::{RowState, Scratch, Tile, TileShape};
@@ -339,13 +339,12 @@ impl<'a> Attention<'a> {
 
     /// The query row in K's domain, `k.width` values.
     unsafe fn query(&self, head: usize, token: usize, stream: usize, out: &mut [f32]) {
-        let q = &self.op.q;
-        let mut plain = [0.0f32; MAX_HEAD];
-        let size = self.k.size;
+        let (q, mut plain) = (&self.op.q, Room::new());
+        let plain = plain.zeros(self.k.size);
         // SAFETY: a row of q; kernels run on the CPU they were chosen for.
         unsafe {
-            read_floats(q.plain().unwrap_or(Plain::F32), q.row(token, head, stream), q.nb[0], &mut plain[..size]);
-            self.k.domain.enter(self.kernels, &plain[..size], out);
+            read_floats(q.plain().unwrap_or(Plain::F32), q.row(token, head, stream), q.nb[0], plain);
+            self.k.domain.enter(self.kernels, plain, out);
         }
     }
 
@@ -372,8 +371,9 @@ impl<'a> Attention<'a> {
             if dst.len() == self.v.size {
                 self.v.domain.leave(self.kernels, state.acc, dst);
             } else {
-                let mut whole = [0.0f32; MAX_HEAD];
-                self.v.domain.leave(self.kernels, state.acc, &mut whole[..self.v.size]);
+                let mut whole = Room::new();
+                let whole = whole.zeros(self.v.size);
+                self.v.domain.leave(self.kernels, state.acc, whole);
                 dst.copy_from_slice(&whole[..dst.len()]);
             }
         }

@@ -33,6 +33,7 @@
 
 use super::srft::Srft;
 use crate::lanes::{Lanes, Simd, LANES};
+use crate::room::Room;
 use crate::rotation::{Rotation, MAX_HEAD};
 use half::f16;
 
@@ -118,7 +119,8 @@ impl Delta {
     /// Encodes a rotated key x, from the deviation of the row before where there is one and it helps.
     #[inline(always)]
     pub fn encode<S: Simd>(self, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]) {
-        let (mut y, mut d) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
+        let (mut y, mut d) = (Room::new(), Room::new());
+        let (y, d) = (y.zeros(self.size()), d.zeros(self.size()));
         let zero = S::splat(0.0);
         let (mut alone, mut restart, mut chained) = (zero, zero, zero);
         for i in (0..self.size()).step_by(LANES) {
@@ -135,9 +137,9 @@ impl Delta {
         }
         let (alone, restart, chained) = (alone.sum(), restart.sum(), chained.sum());
         let (kind, d) = if before.is_some() && chained < restart.min(alone) {
-            (CHAINED, &d[..self.size()])
+            (CHAINED, &*d)
         } else if restart <= alone {
-            (RESTART, &y[..self.size()])
+            (RESTART, &*y)
         } else {
             (ALONE, &x[..self.size()])
         };
@@ -146,19 +148,14 @@ impl Delta {
         row[..4].copy_from_slice(&head.to_le_bytes());
     }
 
-    /// The deviation u of the row before becomes that of this row; levels and the scales of each 16 as they are stored.
+    /// Sixteen values of the deviation u of the row before become those of this row, which has these levels and this scale.
     #[inline(always)]
-    pub fn follow(levels: &[i8], scales: impl Fn(usize) -> f32, kind: Kind, m: &[f32], u: &mut [f32]) {
-        for (i, (u, levels)) in u.chunks_exact_mut(LANES).zip(levels.chunks_exact(LANES)).enumerate() {
-            let (scale, m) = (scales(i), &m[i * LANES..(i + 1) * LANES]);
-            for (i, (u, &level)) in u.iter_mut().zip(levels).enumerate() {
-                let d = f32::from(level) * scale;
-                *u = match kind {
-                    Kind::Chained => u.mul_add(RHO, d),
-                    Kind::Alone => d - m[i],
-                    _ => d,
-                };
-            }
+    pub fn follow(levels: &[i8; LANES], scale: f32, kind: Kind, m: &[f32], u: &mut [f32; LANES]) {
+        let d = levels.map(|level| f32::from(level) * scale);
+        match kind {
+            Kind::Chained => u.iter_mut().zip(d).for_each(|(u, d)| *u = u.mul_add(RHO, d)),
+            Kind::Alone => u.iter_mut().zip(d).zip(m).for_each(|((u, d), m)| *u = d - m),
+            _ => *u = d,
         }
     }
 

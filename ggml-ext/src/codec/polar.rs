@@ -38,6 +38,7 @@
 
 use super::{clean, load_scale, store_scale};
 use crate::lanes::Simd;
+use crate::room::Room;
 use crate::rotation::{Rotation, HEAD_SIZES, MAX_HEAD};
 
 /// Values of a block.
@@ -126,10 +127,11 @@ impl Polar {
     /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
     #[inline(always)]
     pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
-        let (mut a, mut b) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
-        clean(x, &mut a[..self.size]);
-        S::rotate(self.rotation(), &a, &mut b);
-        self.encode_rotated(&b[..self.size], row);
+        let (mut a, mut b) = (Room::new(), Room::new());
+        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
+        clean(x, a);
+        S::rotate(self.rotation(), a, b);
+        self.encode_rotated(b, row);
     }
 
     /// The same without the rotation.
@@ -214,9 +216,10 @@ impl Polar {
     /// Decodes one head.
     #[inline(always)]
     pub fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
-        let mut rotated = [0.0f32; MAX_HEAD];
-        self.decode_rotated(row, &mut rotated[..self.size]);
-        S::rotate_back(self.rotation(), &rotated, x);
+        let mut rotated = Room::new();
+        let rotated = rotated.zeros(self.size);
+        self.decode_rotated(row, rotated);
+        S::rotate_back(self.rotation(), rotated, x);
     }
 
     /// The same without the rotation.

@@ -32,7 +32,8 @@
 
 use super::{clean, load_scale, store_scale};
 use crate::lanes::{Simd, LANES};
-use crate::rotation::{Rotation, HEAD_SIZES, MAX_HEAD};
+use crate::room::Room;
+use crate::rotation::{Rotation, HEAD_SIZES};
 
 /// The magnitude of a sign among the levels: any would do.
 pub const SIGN_LEVEL: i8 = 64;
@@ -127,14 +128,15 @@ impl Qjl {
     /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
     #[inline(always)]
     pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
-        let (mut a, mut b) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
-        clean(x, &mut a[..self.size]);
+        let (mut a, mut b) = (Room::new(), Room::new());
+        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
+        clean(x, a);
         let [first, second] = self.projection();
-        S::rotate(first, &a, &mut b);
-        S::rotate(second, &b, &mut a);
+        S::rotate(first, a, b);
+        S::rotate(second, b, a);
         let (scale, bits) = row[..self.row_bytes()].split_at_mut(NORM_BYTES);
-        store_scale(rms::<S>(&a[..self.size]), scale);
-        pack_signs(&a[..self.size], bits);
+        store_scale(rms::<S>(a), scale);
+        pack_signs(a, bits);
     }
 
     /// Decodes one head, with the least squared error.
@@ -151,15 +153,17 @@ impl Qjl {
 
     #[inline(always)]
     fn decode_times<S: Simd>(self, factor: f32, row: &[u8], x: &mut [f32]) {
-        let (mut a, mut b) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
-        let mut levels = [0i8; MAX_HEAD];
-        let scale = self.unpack(row, &mut levels) * factor;
-        for (a, &l) in a[..self.size].iter_mut().zip(&levels) {
+        let (mut a, mut b) = (Room::new(), Room::new());
+        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
+        let mut levels = Room::new();
+        let levels = levels.zeros(self.size);
+        let scale = self.unpack(row, levels) * factor;
+        for (a, &l) in a.iter_mut().zip(&*levels) {
             *a = f32::from(l) * scale;
         }
         let [first, second] = self.projection();
-        S::rotate_back(second, &a, &mut b);
-        S::rotate_back(first, &b, x);
+        S::rotate_back(second, a, b);
+        S::rotate_back(first, b, x);
     }
 
     /// Levels of a row; returns their scale.
@@ -182,6 +186,7 @@ pub(crate) mod tests {
     use crate::isa::tests::Noise;
     use crate::lanes::Lanes;
     use crate::rotation;
+    use crate::rotation::MAX_HEAD;
     use proptest::prelude::*;
 
     /// The error of an estimate of q.k, q and k of unit length with cosines from 0 to 1.

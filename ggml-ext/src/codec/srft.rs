@@ -30,6 +30,7 @@
 //! stays finite and harms no other.
 
 use crate::lanes::{round_even, Simd, LANES};
+use crate::room::Room;
 use crate::rotation::{Rotation, HEAD_SIZES, MAX_HEAD};
 use half::f16;
 
@@ -136,19 +137,19 @@ impl Srft {
     /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
     #[inline(always)]
     pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
-        let mut clean = [0.0f32; MAX_HEAD];
-        super::clean(x, &mut clean[..self.size]);
-        let mut rotated = [0.0f32; MAX_HEAD];
-        S::rotate(self.rotation(), &clean, &mut rotated);
-        self.encode_rotated::<S>(&rotated[..self.size], row);
+        let (mut clean, mut rotated) = (Room::new(), Room::new());
+        let (clean, rotated) = (clean.zeros(self.size), rotated.zeros(self.size));
+        super::clean(x, clean);
+        S::rotate(self.rotation(), clean, rotated);
+        self.encode_rotated::<S>(rotated, row);
     }
 
     /// The same without the rotation.
     #[inline(always)]
     pub fn encode_rotated<S: Simd>(self, x: &[f32], row: &mut [u8]) {
         let (scales, body) = row[..self.row_bytes()].split_at_mut(self.scale_bytes());
-        let mut codes = [0u8; MAX_HEAD];
-        let group = self.group();
+        let (mut codes, group) = (Room::new(), self.group());
+        let codes: &mut [u8] = codes.zeros(self.size);
         for (g, (x, codes)) in x.chunks_exact(group).zip(codes.chunks_exact_mut(group)).enumerate() {
             let scale = match (self.bits, group) {
                 (8, _) => encode_8::<S>(x, codes),
@@ -161,22 +162,24 @@ impl Srft {
             };
             super::store_scale(scale * SCALE_UNIT, &mut scales[2 * g..]);
         }
-        self.pack(&codes[..self.size], body);
+        self.pack(codes, body);
     }
 
     /// Decodes one head.
     #[inline(always)]
     pub fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
-        let mut rotated = [0.0f32; MAX_HEAD];
-        self.decode_rotated(row, &mut rotated[..self.size]);
-        S::rotate_back(self.rotation(), &rotated, x);
+        let mut rotated = Room::new();
+        let rotated = rotated.zeros(self.size);
+        self.decode_rotated(row, rotated);
+        S::rotate_back(self.rotation(), rotated, x);
     }
 
     /// The same without the rotation.
     #[inline(always)]
     pub fn decode_rotated(self, row: &[u8], x: &mut [f32]) {
-        let (mut levels, mut scales) = ([0i8; MAX_HEAD], [0.0f32; MAX_HEAD / 16]);
-        self.unpack(row, &mut levels[..self.size], &mut scales);
+        let (mut levels, mut scales) = (Room::new(), [0.0f32; MAX_HEAD / 16]);
+        let levels = levels.zeros(self.size);
+        self.unpack(row, levels, &mut scales);
         let group = self.group();
         for (g, x) in x[..self.size].chunks_exact_mut(group).enumerate() {
             for (x, &level) in x.iter_mut().zip(&levels[g * group..]) {

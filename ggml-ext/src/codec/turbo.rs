@@ -34,7 +34,8 @@ use super::qjl::{mean_magnitude, pack_signs, rms, score_factor, unpack_signs};
 use super::srft::Srft;
 use super::{clean, load_scale, store_scale};
 use crate::lanes::{Simd, LANES};
-use crate::rotation::{Rotation, HEAD_SIZES, MAX_HEAD};
+use crate::room::Room;
+use crate::rotation::{Rotation, HEAD_SIZES};
 
 /// A Lloyd-Max quantizer of N(0,1) in 8-bit levels.
 #[derive(Debug, PartialEq, Eq)]
@@ -135,20 +136,22 @@ impl Turbo {
     /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
     #[inline(always)]
     pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
-        let (mut a, mut b) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
-        clean(x, &mut a[..self.size]);
-        S::rotate(self.rotation(), &a, &mut b);
+        let (mut a, mut b) = (Room::new(), Room::new());
+        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
+        clean(x, a);
+        S::rotate(self.rotation(), a, b);
         let (norms, rest) = row[..self.row_bytes()].split_at_mut(NORM_BYTES);
         let (body, signs) = rest.split_at_mut(self.sign_offset() - NORM_BYTES);
-        let mut codes = [0u8; MAX_HEAD];
-        let scale = store_scale(rms::<S>(&b[..self.size]), norms) * (1.0 / self.quantizer().unit());
-        self.stage_1::<S>(&mut b[..self.size], scale, &mut codes);
-        self.packing().pack(&codes[..self.size], body);
+        let mut codes = Room::new();
+        let codes = codes.zeros(self.size);
+        let scale = store_scale(rms::<S>(b), norms) * (1.0 / self.quantizer().unit());
+        self.stage_1::<S>(b, scale, codes);
+        self.packing().pack(codes, body);
         let [first, second] = self.projection();
-        S::rotate(first, &b, &mut a);
-        S::rotate(second, &a, &mut b);
-        store_scale(rms::<S>(&b[..self.size]), &mut norms[2..]);
-        pack_signs(&b[..self.size], signs);
+        S::rotate(first, b, a);
+        S::rotate(second, a, b);
+        store_scale(rms::<S>(b), &mut norms[2..]);
+        pack_signs(b, signs);
     }
 
     /// Codes of a rotated row, of which the residual is left.
@@ -178,19 +181,21 @@ impl Turbo {
 
     #[inline(always)]
     fn decode_times<S: Simd>(self, factor: f32, row: &[u8], x: &mut [f32]) {
-        let (mut levels, mut signs) = ([0i8; MAX_HEAD], [0i8; MAX_HEAD]);
-        let [level_scale, sign_scale] = self.unpack(row, &mut levels, &mut signs);
-        let (mut a, mut b) = ([0.0f32; MAX_HEAD], [0.0f32; MAX_HEAD]);
-        for (a, &s) in a[..self.size].iter_mut().zip(&signs) {
+        let (mut levels, mut signs) = (Room::new(), Room::new());
+        let (levels, signs) = (levels.zeros(self.size), signs.zeros(self.size));
+        let [level_scale, sign_scale] = self.unpack(row, levels, signs);
+        let (mut a, mut b) = (Room::new(), Room::new());
+        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
+        for (a, &s) in a.iter_mut().zip(&*signs) {
             *a = f32::from(s) * (sign_scale * factor);
         }
         let [first, second] = self.projection();
-        S::rotate_back(second, &a, &mut b);
-        S::rotate_back(first, &b, &mut a);
-        for (a, &l) in a[..self.size].iter_mut().zip(&levels) {
+        S::rotate_back(second, a, b);
+        S::rotate_back(first, b, a);
+        for (a, &l) in a.iter_mut().zip(&*levels) {
             *a = f32::from(l).mul_add(level_scale, *a);
         }
-        S::rotate_back(self.rotation(), &a, x);
+        S::rotate_back(self.rotation(), a, x);
     }
 
     /// Levels of both stages of a row; returns their scales.
@@ -220,6 +225,7 @@ mod tests {
     use crate::isa::tests::Noise;
     use crate::lanes::Lanes;
     use crate::rotation;
+    use crate::rotation::MAX_HEAD;
     use proptest::prelude::*;
 
     /// The squared error of stage 1 on N(0,1): what Lloyd-Max has at 8 and 4 levels.

@@ -227,8 +227,9 @@ pub struct Kernels {
     pub decode: unsafe fn(Format, &[u8], &mut [f32]),
     /// One row of one head of a group: a rotated key, the I-frame, the deviation of the row before.
     pub encode_key: EncodeKey,
-    /// The deviation `u` of a row becomes that of the last of the rows after it that are in the block.
-    pub follow: unsafe fn(d: LevelBlock, kinds: &[Kind], m: &[f32], u: &mut [f32]),
+    /// The deviation `u` of a row becomes that of the last of the rows after it that are in the block: a first row of any
+    /// kind, and then chained ones.
+    pub follow: unsafe fn(d: LevelBlock, cells: usize, first: Kind, m: &[f32], u: &mut [f32]),
     /// The I-frame of the group of `rows` rows, `stride` bytes apart, padded with zeros, and who passes on to whom in it.
     pub group: unsafe fn(Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain,
     /// Scores of differences become scores of keys: `rows` rows of CELLS, whose queries are factor * rows of q.
@@ -338,9 +339,9 @@ macro_rules! compile_portable_kernels {
             f.encode::<$simd>(x, m, before, row)
         }
         #[target_feature(enable = $feature)]
-        unsafe fn follow(d: LevelBlock, kinds: &[Kind], m: &[f32], u: &mut [f32]) {
+        unsafe fn follow(d: LevelBlock, cells: usize, first: Kind, m: &[f32], u: &mut [f32]) {
             // SAFETY: the caller's promise is passed on.
-            unsafe { scalar::follow(d, kinds, m, u) }
+            unsafe { scalar::follow(d, cells, first, m, u) }
         }
         #[target_feature(enable = $feature)]
         unsafe fn group(f: Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain {

@@ -113,15 +113,20 @@ pub unsafe fn unpack_row(rows: LevelRows, row: *const u8, levels: &mut [i8], sca
 /// See [`Kernels::follow`].
 ///
 /// # Safety
-/// The block holds as many cells as there are kinds, of u.len() values.
+/// The block holds as many cells, of u.len() values.
 #[inline(always)]
-pub unsafe fn follow(d: LevelBlock, kinds: &[Kind], m: &[f32], u: &mut [f32]) {
-    for (c, &kind) in kinds.iter().enumerate() {
-        // SAFETY: cell c of the block.
-        let levels = unsafe { std::slice::from_raw_parts(d.levels.add(c * d.width), d.width) };
-        // SAFETY: a group of cell c.
-        let scale = |i: usize| unsafe { *d.scale_at(c, i * LANES / d.group) };
-        Delta::follow(levels, scale, kind, m, u);
+pub unsafe fn follow(d: LevelBlock, cells: usize, first: Kind, m: &[f32], u: &mut [f32]) {
+    for (i, (u, m)) in u.as_chunks_mut::<LANES>().0.iter_mut().zip(m.chunks_exact(LANES)).enumerate() {
+        let mut row = *u;
+        for c in 0..cells {
+            // SAFETY: sixteen levels of cell c, and their scale.
+            let (levels, scale) = unsafe {
+                let levels = d.levels.add(c * d.width + i * LANES).cast::<[i8; LANES]>();
+                (&*levels, *d.scale_at(c, i * LANES / d.group))
+            };
+            Delta::follow(levels, scale, if c == 0 { first } else { Kind::Chained }, m, &mut row);
+        }
+        *u = row;
     }
 }
 
