@@ -138,16 +138,21 @@ impl Polar {
     #[inline(always)]
     pub fn encode_rotated(self, x: &[f32], row: &mut [u8]) {
         const HALF: usize = MAX_HEAD / 2;
-        let (mut right, mut up) = ([0.0f32; HALF], [0.0f32; HALF]);
-        for (p, xy) in x.chunks_exact(2).enumerate() {
-            (right[p], up[p]) = (xy[0], xy[1]);
-        }
         let pairs = self.size / 2;
-        let (mut first, mut radius) = ([0u8; HALF], [0.0f32; HALF]);
-        for p in 0..pairs {
-            first[p] = if self.bits == 4 { sector_16(right[p], up[p]) } else { sector_8(right[p], up[p]) };
-            radius[p] = length(right[p], up[p]);
+        let (mut right, mut up) = ([0.0f32; HALF], [0.0f32; HALF]);
+        let (right, up) = (&mut right[..pairs], &mut up[..pairs]);
+        for ((right, up), xy) in right.iter_mut().zip(up.iter_mut()).zip(x.chunks_exact(2)) {
+            (*right, *up) = (xy[0], xy[1]);
         }
+        let (mut first, mut radius) = ([0u8; HALF], [0.0f32; HALF]);
+        // One simple thing a loop, so that each is taken sixteen at a time.
+        let points = || right.iter().zip(up.iter());
+        if self.bits == 4 {
+            first.iter_mut().zip(points()).for_each(|(code, (&x, &y))| *code = sector_16(x, y));
+        } else {
+            first.iter_mut().zip(points()).for_each(|(code, (&x, &y))| *code = sector_8(x, y));
+        }
+        radius.iter_mut().zip(points()).for_each(|(radius, (&x, &y))| *radius = length(x, y));
         let mut upper = [[0u8; HALF / 2]; 3];
         for (level, codes) in upper.iter_mut().enumerate() {
             let n = pairs >> (level + 1);
