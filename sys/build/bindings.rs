@@ -1,6 +1,7 @@
 //! The bindings: bindgen over the headers of the original crate, with its choices, so that the items are the same.
 
 use std::env;
+use std::fs;
 use std::panic::catch_unwind;
 use std::path::Path;
 use std::process::Command;
@@ -25,8 +26,20 @@ pub fn write(setup: &Setup, source: &Path) -> Result<()> {
     if let Some(include) = provide_libclang(setup)? {
         builder = builder.clang_arg(format!("-I{include}"));
     }
+    if setup.check_only {
+        builder = builder.clang_args(without_a_system(setup)?);
+    }
     builder.generate()?.write_to_file(setup.out.join("bindings.rs"))?;
     Ok(())
+}
+
+/// For a target whose C library is not on this machine. All that the headers want of one is `FILE`, which is bound as nothing
+/// that one can look into; numbers of so many bits are the compiler's, and it knows the target.
+fn without_a_system(setup: &Setup) -> Result<[String; 3]> {
+    let folder = setup.out.join("headers");
+    fs::create_dir_all(&folder)?;
+    fs::write(folder.join("stdio.h"), "typedef struct FILE FILE;\n")?;
+    Ok(["-ffreestanding".into(), "-isystem".into(), folder.display().to_string()])
 }
 
 /// Where the machine has no libclang, PyPI's; that one comes without the compiler's own headers, whose folder is returned.

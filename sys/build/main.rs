@@ -23,6 +23,8 @@ struct Setup {
     host: String,
     target: String,
     shared: bool,
+    /// Nothing will be linked: no llama.cpp.
+    check_only: bool,
 }
 
 impl Setup {
@@ -33,12 +35,15 @@ impl Setup {
             Ok(value) => value == "1",
             Err(_) => has("dynamic-link"),
         };
+        println!("cargo::rerun-if-env-changed=LLAMA_CPP_SYS_2_CHECK");
+        let check_only = env::var("LLAMA_CPP_SYS_2_CHECK").is_ok_and(|value| value == "1");
         Ok(Setup {
             project,
             out: env::var("OUT_DIR")?.into(),
             host: env::var("HOST")?,
             target: env::var("TARGET")?,
             shared,
+            check_only,
         })
     }
 
@@ -86,6 +91,9 @@ fn build() -> Result<()> {
     check(&setup)?;
     let source = original::patched(&setup)?;
     bindings::write(&setup, &source)?;
+    if setup.check_only {
+        return Ok(());
+    }
     library::build(&setup, &source)
 }
 

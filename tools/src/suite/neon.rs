@@ -16,7 +16,7 @@ use super::rust::{failed_names, libtest_counts};
 use super::{Options, Tally};
 use crate::cross::{self, AARCH64, AARCH64_GCC, AARCH64_ROOT, QEMU};
 use crate::progress::Spinner;
-use crate::{process, project_root};
+use crate::{cache, process, project_root};
 
 /// What qemu calls a CPU, and the table that must be in use on it.
 const CPUS: [(&str, &str); 3] = [("cortex-a57", "neon"), ("cortex-a76", "dotprod"), ("max,sve=off", "i8mm")];
@@ -61,23 +61,34 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     if options.soak {
         return whole::run(tally);
     }
-    tally.skip("llama-perplexity in emulation", 1, "long: ask for it with --soak");
+    tally.skip("llama.cpp in emulation", 1, "long: ask for it with --soak");
     Ok(())
 }
 
-/// What a Mac would compile.
+/// What a Mac would compile, tests included.
 fn check_macos(tally: &mut Tally) {
     const MACOS: &str = "aarch64-apple-darwin";
-    if let Err(why) = cross::rust_target(MACOS) {
-        return tally.skip(&format!("cargo check for {MACOS}"), 1, &why);
+    // sys is in the lock file of the examples, as it is in that of a program.
+    for (what, folder) in [("the workspace", "."), ("sys and the examples", "examples"), ("the fuzz targets", "fuzz")] {
+        let what = format!("cargo check of {what} for {MACOS}");
+        if let Err(why) = cross::rust_target(MACOS) {
+            tally.skip(&what, 1, &why);
+            continue;
+        }
+        tally.check(&what, || {
+            let _spinner = Spinner::new(&what);
+            let mut c = cargo(&["check", "--quiet", "--locked", "--workspace", "--all-targets", "--target", MACOS]);
+            c.current_dir(project_root().join(folder));
+            if folder != "." {
+                c.arg("--target-dir").arg(cache::root()?.join("macos"));
+            }
+            // Nothing is linked: sys need not build llama.cpp, nor fuzz libFuzzer, and a dependency's C file needs none of
+            // Apple's options to be compiled here.
+            c.env("RUSTFLAGS", "-D warnings").env("CRATE_CC_NO_DEFAULTS", "1");
+            c.env("LLAMA_CPP_SYS_2_CHECK", "1").env("CUSTOM_LIBFUZZER_PATH", "/libFuzzer.a");
+            process::run_ok(&mut c).map(drop)
+        });
     }
-    tally.check(&format!("cargo check for {MACOS}"), || {
-        let _spinner = Spinner::new(&format!("cargo check for {MACOS}"));
-        let mut c = cargo(&["check", "--quiet", "--workspace", "--target", MACOS]);
-        // Nothing is linked, and a dependency's C file needs none of Apple's options to be compiled here.
-        c.env("RUSTFLAGS", "-D warnings").env("CRATE_CC_NO_DEFAULTS", "1");
-        process::run_ok(&mut c).map(drop)
-    });
 }
 
 fn cargo(args: &[&str]) -> Command {
