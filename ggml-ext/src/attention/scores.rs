@@ -3,7 +3,7 @@
 use crate::codec::plain::Plain;
 use crate::codec::polar;
 use crate::isa::{kernels, Matrix, Queries, Role, CELLS};
-use crate::rotation::MAX_HEAD;
+use crate::room::Room;
 use crate::tensor::{read_floats, Cells, Side, Tensor};
 
 /// Query rows that are multiplied together.
@@ -62,12 +62,13 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
                 let rows = ROWS.min(q.n(1) - first_row);
                 queries.count = rows;
                 for r in 0..rows {
-                    let (mut plain, entered) = ([0.0f32; MAX_HEAD], &mut entered[r * width..(r + 1) * width]);
+                    let (mut plain, entered) = (Room::new(), &mut entered[r * width..(r + 1) * width]);
+                    let plain = plain.zeros(size);
                     // SAFETY: a row of q; kernels run on the CPU they were chosen for.
                     unsafe {
                         let row = q.row(first_row + r, i2, i3);
-                        read_floats(q.plain().unwrap_or(Plain::F32), row, q.nb[0], &mut plain[..size]);
-                        side.domain.enter(kernels, &plain[..size], entered);
+                        read_floats(q.plain().unwrap_or(Plain::F32), row, q.nb[0], plain);
+                        side.domain.enter(kernels, plain, entered);
                         match contracted {
                             Some(f) => (kernels.polar_tables)(f, entered, &mut tables[r * table_len..][..table_len]),
                             None => (kernels.quantize_query)(entered, 1.0, queries, r),
