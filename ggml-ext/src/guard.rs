@@ -6,8 +6,10 @@
 //!
 //! - A bias of the K projection is added to every key. Qwen2.5 has layers where a head's bias has an rms of 80 beside
 //!   content of about 1: at 4 bits the error is larger than the content. What rms(q) is cannot be seen there; it is
-//!   taken as 1, and the threshold was measured so (docs/guard.md).
+//!   taken as 1.
 //! - Norms of queries and keys (QK-norm) fix both sizes by their gains, and the attention's scale is known: σ is.
+//!
+//! The threshold was measured on models with either (docs/guard.md).
 //!
 //! Without a bias and without norms there is nothing to see, and nothing is raised. Only K is looked at: errors of V are
 //! averaged by the weights and never reach softmax. A type that the user named for this very layer is left alone.
@@ -18,13 +20,13 @@ use crate::table::{Entry, Family, Kind};
 /// The guard looks at families of so many bits a code and fewer.
 const MOST_BITS: u32 = 4;
 
-/// What is tried instead, in this order.
-const LADDER: [&str; 3] = ["srft4", "srft8", "f16"];
+/// What is tried instead, the smallest first.
+const LADDER: [&str; 5] = ["delta3", "srft4", "delta4", "srft8", "f16"];
 
-/// The largest σ that is left alone where a bias tells it, with rms(q) taken as 1.
-pub const MOST_BY_BIAS: f32 = 0.6;
-/// The same where norms tell it.
-pub const MOST_BY_NORMS: f32 = 1.0;
+/// The largest σ that is left alone.
+pub const MOST: f32 = 0.6;
+/// What coding differences leaves of a key's error, where keys are large: the root of delta4's KLD over srft4's.
+const LEFT_BY_DELTA: f32 = 0.4;
 
 /// What a model tells of a layer before it has read anything.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,6 +71,7 @@ fn error_of_family(family: &Family) -> f32 {
         (Kind::Turbo, 4) => 0.14,
         (Kind::Turbo, _) => 0.26,
         (Kind::Qjl, _) => 0.75,
+        (Kind::Delta, bits) => LEFT_BY_DELTA * error_of_bits(bits),
         (_, bits) => error_of_bits(bits),
     }
 }
@@ -98,8 +101,6 @@ fn rms_of_worst_head(values: &[f32], head_size: usize) -> f32 {
 struct Seen {
     /// rms(q) · rms(k) · scale · sqrt(d)
     size: f32,
-    /// The largest σ that is left alone.
-    most: f32,
     /// What tells it.
     by: String,
 }
@@ -110,10 +111,10 @@ fn seen(weights: &Weights, head_size: usize) -> Seen {
     let (q, k) = (rms_of_worst_head(weights.q_norm, head_size), rms_of_worst_head(weights.k_norm, head_size));
     if q > 0.0 && k > 0.0 {
         let by = format!("its norms have gains of {q:.1} for queries and {k:.1} for keys (rms)");
-        return Seen { size: scale * q * k, most: MOST_BY_NORMS, by };
+        return Seen { size: scale * q * k, by };
     }
     let bias = rms_of_worst_head(weights.k_bias, head_size);
-    Seen { size: bias, most: MOST_BY_BIAS, by: format!("its K bias has an rms of {bias:.1} in a head") }
+    Seen { size: bias, by: format!("its K bias has an rms of {bias:.1} in a head") }
 }
 
 /// What a layer gets instead of `asked`, if it must.
@@ -126,15 +127,16 @@ pub fn raise(asked: Member, side: Side, layer: &Layer, weights: &Weights) -> Opt
     if !guarded || side != Side::K {
         return None;
     }
-    let Seen { size, most, by } = seen(weights, layer.head_size);
+    let Seen { size, by } = seen(weights, layer.head_size);
     // Exact is exact, however large the values; a bias that is no number says nothing.
     let error = |member| if error_of(member) == 0.0 { 0.0 } else { size * error_of(member) };
-    if error(asked).is_nan() || error(asked) <= most {
+    if error(asked).is_nan() || error(asked) <= MOST {
         return None;
     }
-    let fits = |m: &Member| m.resolve(side, layer).is_ok() && error_of(*m) < error_of(asked) && error(*m) <= most;
+    let more_bits = |m: Member| m.bits_at(layer.head_size) - asked.bits_at(layer.head_size);
+    let fits = |m: &Member| m.resolve(side, layer).is_ok() && more_bits(*m) > 0.0 && error(*m) <= MOST;
     let to = LADDER.iter().filter_map(|name| Member::by_name(name)).find(fits)?;
-    let cost = (to.bits_at(layer.head_size) - asked.bits_at(layer.head_size)) / layer.n_layer.max(1) as f64;
+    let cost = more_bits(to) / layer.n_layer.max(1) as f64;
     Some(Raised {
         to,
         reason: format!(
@@ -168,12 +170,15 @@ mod tests {
         let with = |asked: &str, rms: f32| raised(asked, Weights { k_bias: &bias(rms), ..Weights::default() });
         assert_eq!(with("srft4", 1.0), None);
         assert_eq!(with("srft4", 7.0), None);
-        assert_eq!(with("srft4", 15.0).as_deref(), Some("srft8"));
+        assert_eq!(with("srft4", 15.0).as_deref(), Some("delta4"));
+        assert_eq!(with("srft4", 30.0).as_deref(), Some("srft8"));
         assert_eq!(with("srft4_64", 80.0).as_deref(), Some("srft8"));
         assert_eq!(with("srft4", 1e4).as_deref(), Some("f16"));
-        assert_eq!(with("srft3", 5.0).as_deref(), Some("srft4"), "no more than needed");
-        assert_eq!(with("srft2", 15.0).as_deref(), Some("srft8"));
-        assert_eq!(with("polar4", 5.0).as_deref(), Some("srft4"), "coarser at as many bits");
+        assert_eq!(with("srft3", 5.0).as_deref(), Some("delta3"), "no more than needed");
+        assert_eq!(with("srft2", 25.0).as_deref(), Some("srft8"));
+        assert_eq!(with("polar4", 5.0).as_deref(), Some("srft4"), "coarser at as many bits, and never to fewer");
+        assert_eq!(with("delta4", 15.0), None, "neighbours share it");
+        assert_eq!(with("delta4", 30.0).as_deref(), Some("srft8"));
         for asked in ["srft8", "q4_0", "f16"] {
             assert_eq!(with(asked, 80.0), None, "{asked} is not guarded");
         }
@@ -186,10 +191,11 @@ mod tests {
         };
         assert_eq!(with(1.0, 4.7, 0.0), None);
         assert_eq!(with(1.0, 4.7, 0.125), None, "as said by 0");
-        assert_eq!(with(3.0, 4.7, 0.125).as_deref(), Some("srft8"));
+        assert_eq!(with(2.0, 4.7, 0.125).as_deref(), Some("delta4"), "the worst of Gemma 3");
+        assert_eq!(with(5.0, 4.7, 0.125).as_deref(), Some("srft8"));
         // Scale 1 with gains to match is no different from another scale.
         assert_eq!(with(0.125, 4.7, 1.0), None);
-        assert_eq!(with(1.0, 4.7, 1.0).as_deref(), Some("srft8"));
+        assert_eq!(with(1.0, 4.7, 1.0).as_deref(), Some("srft8"), "8 times as much");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 #include "ggml.h"
 #include "gguf.h"
+#include "llama-cpp.h"
 
 #include <cmath>
 #include <cstdio>
@@ -117,8 +118,8 @@ bool write_model(const Shape & shape, const std::string & path) {
 }  // namespace
 
 llama_model * model_of(const Shape & shape) {
-    static std::map<std::string, llama_model *> models;
-    llama_model *& model = models[shape.name];
+    static std::map<std::string, llama_model_ptr> models;
+    llama_model_ptr & model = models[shape.name];
     if (!model) {
         const std::string path = folder() + "/" + shape.name + ".gguf";
         if (!write_model(shape, path)) {
@@ -127,11 +128,11 @@ llama_model * model_of(const Shape & shape) {
         }
         llama_model_params params = llama_model_default_params();
         params.n_gpu_layers = 0;
-        model = llama_model_load_from_file(path.c_str(), params);
+        model.reset(llama_model_load_from_file(path.c_str(), params));
         if (!model) {
             fprintf(stderr, "cannot load %s\n%s\n", path.c_str(), take_log().c_str());
             exit(2);
         }
     }
-    return model;
+    return model.get();
 }

@@ -207,22 +207,26 @@ fn measure_quality(options: &Options, all: &mut [Measured], known: &Known, bar: 
     let scratch = cache::Scratch::new()?;
     let (setup, name) = (all[last].setup.clone(), all[last].name());
     let run = Perplexity::new(&setup, &scratch.path().join("logits"));
-    let is_known = |row: &Row| known.quality(&setup, &name, &row.pair).is_some();
-    if !all[last].rows.iter().all(is_known) {
+    // What is known first: a run that is interrupted again has lost none of it.
+    for row in &mut all[last].rows {
+        if let Some((statistics, size)) = known.quality(&setup, &name, &row.pair) {
+            (row.quality, row.size) = (Some(statistics), size);
+        }
+    }
+    if all[last].rows.iter().any(|row| row.quality.is_none()) {
         bar.begin(*step, &format!("{name} f16 logits"));
         run.write_base()?;
     }
     *step += 1;
     for i in 0..all[last].rows.len() {
-        let pair = all[last].rows[i].pair.clone();
-        bar.begin(*step, &format!("{name} {} quality", pair.name()));
         // f16 too: what the file of logits itself loses is then seen, not assumed.
-        let (statistics, size) = match known.quality(&setup, &name, &pair) {
-            Some(found) => found,
-            None => run.measure(&pair).map(|got| (got.statistics, got.size))?,
-        };
-        let row = &mut all[last].rows[i];
-        (row.quality, row.size) = (Some(statistics), size);
+        if all[last].rows[i].quality.is_none() {
+            let pair = all[last].rows[i].pair.clone();
+            bar.begin(*step, &format!("{name} {} quality", pair.name()));
+            let got = run.measure(&pair)?;
+            let row = &mut all[last].rows[i];
+            (row.quality, row.size) = (Some(got.statistics), got.size);
+        }
         all[last].finish();
         if let Some(path) = options.json.as_deref().filter(|path| *path != Path::new("-")) {
             write_json(path, all, known)?;

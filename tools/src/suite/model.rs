@@ -218,7 +218,7 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     let mixed = kld("srft4,0-14=srft8");
     tally.check("delta4's KLD as K is below half of srft4's", || below(k_delta4, k_srft4.map(|kld| 0.5 * kld)));
     tally.check("delta3's KLD as K is below that of upstream's q4_0", || below(k_delta3, k_q4_0));
-    // Batches of eight tokens take the way of decoding (8-bit queries, 16-bit weights), which whole batches do not.
+    // Batches of eight tokens are split among threads by cells, as decoding is; whole batches by queries.
     tally.check("srft4's KLD in small batches is that of large ones", || {
         let small = run.measure_with(&Pair::parse("srft4")?, &["-b", "8", "-ub", "8"])?.statistics.kld;
         println!("      srft4, batches of 8: KLD {small:.6}");

@@ -52,10 +52,13 @@ pub fn nightly() -> Option<PathBuf> {
     (out.status.success() && root.is_dir()).then_some(root)
 }
 
-/// cargo of the nightly toolchain, in a target directory of its own.
+/// cargo of the nightly toolchain, in a target directory of its own. Miri takes down the folder it compiled in, so
+/// that another checkout needs another one.
 pub fn nightly_cargo(what: &str, dir: &Path) -> Result<Command> {
+    let checkout = cache::key(&[project_root().display().to_string()]);
     let mut c = Command::new("cargo");
-    c.arg("+nightly").current_dir(dir).env("CARGO_TARGET_DIR", cache::root()?.join("nightly").join(what));
+    c.arg("+nightly").current_dir(dir);
+    c.env("CARGO_TARGET_DIR", cache::root()?.join("nightly").join(checkout).join(what));
     process::forget_cargo(&mut c);
     Ok(c)
 }
