@@ -14,7 +14,7 @@ pub const DECODE: u32 = 16;
 /// llama-bench fills the cache once and restores it for each repetition of each test. A prompt takes seconds; decoding
 /// takes a fraction of one and meets whatever else the machine does, so that its test is asked for several times.
 const REPETITIONS: u32 = 3;
-const DECODE_TESTS: usize = 6;
+const DECODE_TESTS: usize = 12;
 
 pub struct Speed {
     /// Tokens a second, one entry a repetition.
