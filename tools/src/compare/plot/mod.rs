@@ -139,7 +139,7 @@ impl<'a> Picture<'a> {
     }
 
     fn legend_height(&self) -> f64 {
-        LEGEND_LINE * (self.series.len() as f64 + 1.0) + 12.0
+        LEGEND_LINE * (self.series.len() + self.how_to_read().len()) as f64 + 12.0
     }
 
     fn size(&self) -> (f64, f64) {
@@ -238,12 +238,20 @@ impl<'a> Picture<'a> {
             pen.marker(i, (left + 16.0, y), false)?;
             pen.text(&series.name, (left + 30.0, y), HPos::Left, VPos::Center, INK)?;
         }
-        let mut how = "filled: types of this project; hollow: llama.cpp's own".to_string();
-        if self.panels.iter().any(|p| p.least) {
-            how += "; line: the least divergence for the bits";
+        for (i, how) in self.how_to_read().iter().enumerate() {
+            let y = top + LEGEND_LINE * (self.series.len() + i) as f64;
+            pen.text(how, (left - 6.0, y), HPos::Left, VPos::Center, INK)?;
         }
-        let y = top + LEGEND_LINE * self.series.len() as f64;
-        pen.text(&how, (left - 6.0, y), HPos::Left, VPos::Center, INK)
+        Ok(())
+    }
+
+    /// Lines that a single panel is wide enough for.
+    fn how_to_read(&self) -> Vec<&'static str> {
+        let mut lines = vec!["filled: types of this project; hollow: llama.cpp's own"];
+        if self.panels.iter().any(|p| p.least) {
+            lines.push("line: the least divergence for the bits");
+        }
+        lines
     }
 }
 
