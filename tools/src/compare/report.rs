@@ -196,7 +196,8 @@ pub fn as_markdown(all: &[Measured]) -> String {
 /// What was run, so that a number can be had again.
 fn notes(m: &Measured) -> Vec<String> {
     let Setup { ctx, chunks, depth, threads, .. } = &m.setup;
-    let mut notes = vec![format!("model {}, {threads} threads, KV MiB for {ctx} tokens", m.name())];
+    let plural = if *threads == 1 { "" } else { "s" };
+    let mut notes = vec![format!("model {}, {threads} thread{plural}, KV MiB for {ctx} tokens", m.name())];
     if m.has_quality() {
         let text = m.text();
         notes.push(format!(
