@@ -1,7 +1,11 @@
-//! llama.cpp's build flags for the CPU that is really here.
+//! The CPU that is really here: its cores, and llama.cpp's build flags for it.
 //!
 //! GGML_NATIVE would do the same by -march=native, but virtual machines report AMX and trap on it; so each set is
 //! named, and AMX never is.
+
+pub fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
+}
 
 /// `-DGGML_…=ON|OFF` for this CPU, or for any of its kind where `portable`.
 pub fn cmake_flags(portable: bool) -> Vec<String> {

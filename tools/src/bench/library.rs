@@ -7,7 +7,7 @@ use anyhow::{anyhow, bail, Context, Result};
 use libloading::Symbol;
 
 use super::shape::Shape;
-use crate::compare::Pair;
+use crate::pair::Pair;
 
 /// CMake's target.
 pub const TARGET: &str = "kv-bench";

@@ -8,7 +8,7 @@ use anyhow::{bail, Result};
 
 use super::shape::{Shape, SHAPES, SMOLLM2};
 use super::Options;
-use crate::compare::Pair;
+use crate::pair::Pair;
 use crate::types;
 
 /// Upstream's, measured beside ours whatever is asked for.

@@ -6,7 +6,7 @@ use super::bandwidth;
 use super::plan::{Case, Kind, Plan};
 use super::shape::{Shape, SMOLLM2};
 use super::worker::Row;
-use crate::compare::Pair;
+use crate::pair::Pair;
 use crate::table::Table;
 use crate::types;
 

@@ -2,7 +2,7 @@
 
 use anyhow::{bail, Context, Result};
 
-use crate::compare::Pair;
+use crate::pair::Pair;
 use crate::types;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use super::library::{Library, Problem};
 use super::measure::{times, Times};
 use super::plan::{Case, Kind, Plan};
 use crate::cache::Scratch;
-use crate::compare::Pair;
+use crate::pair::Pair;
 use crate::process;
 use crate::progress::Bar;
 

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{bail, Context, Result};
 
 use crate::bench::bandwidth;
+use crate::pair::pairs;
 use crate::progress::Bar;
-use crate::types::{self, Side};
-use crate::{build_tree, cache, model};
+use crate::{build_tree, cache, cpu, model};
 
 use known::Known;
 pub use perplexity::{CacheSize, Perplexity, Statistics};
@@ -72,60 +72,6 @@ pub struct Options {
     pub build: build_tree::Options,
 }
 
-/// A cache type for K and one for V.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pair {
-    pub k: String,
-    pub v: String,
-}
-
-impl Pair {
-    pub fn parse(text: &str) -> Result<Pair> {
-        let (k, v) = text.split_once('/').unwrap_or((text, text));
-        let (k, v) = (k.trim(), v.trim());
-        types::check(k, Side::K)?;
-        types::check(v, Side::V)?;
-        Ok(Pair { k: k.into(), v: v.into() })
-    }
-
-    pub fn name(&self) -> String {
-        if self.k == self.v {
-            self.k.clone()
-        } else {
-            format!("{}/{}", self.k, self.v)
-        }
-    }
-}
-
-/// f16 first, because the others are compared with it; then upstream's; then what was asked for, once each.
-pub fn pairs(beside: &str, asked: &[String]) -> Result<Vec<Pair>> {
-    let listed = |list: &str| types::split(list).into_iter().filter(|name| !name.trim().is_empty()).collect::<Vec<_>>();
-    let mut names = vec!["f16".to_string()];
-    if beside != "none" {
-        names.extend(listed(beside));
-    }
-    if asked.is_empty() {
-        // A type for keys alone stands beside f16, or what one would put beside it.
-        let beside = |f: &types::Family| match f.name {
-            _ if f.v => f.name.to_string(),
-            "delta4" => "delta4/srft4".into(),
-            "delta3" => "delta3/srft3".into(),
-            name => format!("{name}/f16"),
-        };
-        names.extend(types::families().iter().filter(|f| f.k).map(beside));
-        names.push("q8_0/srft4".into());
-    }
-    names.extend(asked.iter().flat_map(|list| listed(list)));
-    let mut pairs: Vec<Pair> = Vec::new();
-    for name in &names {
-        let pair = Pair::parse(name)?;
-        if !pairs.contains(&pair) {
-            pairs.push(pair);
-        }
-    }
-    Ok(pairs)
-}
-
 /// What all runs of one model share.
 #[derive(Clone)]
 pub struct Setup {
@@ -162,6 +108,8 @@ pub fn compare(options: &Options) -> Result<()> {
     for setup in setups {
         all.push(Measured::new(setup, &pairs, bandwidth));
         if quality {
+            let measured = all.last_mut().context("was pushed")?;
+            measured.made_from = known::made_from(&measured.setup)?;
             measure_quality(options, &mut all, &known, &bar, &mut step)?;
         }
         if speed {
@@ -176,27 +124,16 @@ pub fn compare(options: &Options) -> Result<()> {
 
 /// One setup a model.
 fn prepare(options: &Options) -> Result<Vec<Setup>> {
-    let exists = |path: &PathBuf, what: &str| match path.is_file() {
-        true => Ok(path.clone()),
-        false => bail!("no {what} at {}", path.display()),
-    };
     let models = match options.model.as_slice() {
         [] => vec![model::default_model()?],
-        given => given.iter().map(|path| exists(path, "model")).collect::<Result<_>>()?,
+        given => given.iter().map(|path| model::model_or_default(Some(path))).collect::<Result<_>>()?,
     };
-    let text = match &options.text {
-        Some(path) => exists(path, "text")?,
-        None => model::default_text()?,
-    };
+    let text = model::text_or_default(options.text.as_deref())?;
     let bin = build_tree::build(&options.build, &["llama-perplexity".into(), "llama-bench".into()])?;
-    let threads = options.threads.unwrap_or_else(cores);
+    let threads = options.threads.unwrap_or_else(cpu::cores);
     let Options { ctx, chunks, depth, .. } = *options;
     let setup = |model| Setup { bin: bin.clone(), model, text: text.clone(), ctx, chunks, depth, threads };
     Ok(models.into_iter().map(setup).collect())
-}
-
-pub fn cores() -> u32 {
-    std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
 /// The quality of the last model's pairs. What is found is written at once: the next pair may take an hour, and the
@@ -208,11 +145,7 @@ fn measure_quality(options: &Options, all: &mut [Measured], known: &Known, bar: 
     let (setup, name) = (all[last].setup.clone(), all[last].name());
     let run = Perplexity::new(&setup, &scratch.path().join("logits"));
     // What is known first: a run that is interrupted again has lost none of it.
-    for row in &mut all[last].rows {
-        if let Some((statistics, size)) = known.quality(&setup, &name, &row.pair) {
-            (row.quality, row.size) = (Some(statistics), size);
-        }
-    }
+    known.take_over(&mut all[last]);
     if all[last].rows.iter().any(|row| row.quality.is_none()) {
         bar.begin(*step, &format!("{name} f16 logits"));
         run.write_base()?;
@@ -284,29 +217,4 @@ fn write_out(options: &Options, all: &[Measured], known: &Known) -> Result<()> {
         plot::write(path, &report::as_series(all))?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pairs_begin_with_upstream_and_are_named_once() {
-        let names = |asked: &[&str]| {
-            let asked: Vec<String> = asked.iter().map(|s| s.to_string()).collect();
-            pairs("q8_0,q4_0", &asked).unwrap().iter().map(Pair::name).collect::<Vec<_>>()
-        };
-        assert_eq!(names(&["srft4,q8_0/srft4", "q4_0", "srft4/srft4"]), ["f16", "q8_0", "q4_0", "srft4", "q8_0/srft4"]);
-        assert_eq!(
-            names(&["srft4,0-1=srft8/srft3,-1=f16,srft4"])[3..],
-            ["srft4,0-1=srft8/srft3,-1=f16".to_string(), "srft4".into()]
-        );
-        let default = names(&[]);
-        assert!(["srft8", "srft4", "polar3", "delta4/srft4", "qjl1/f16", "q8_0/srft4"]
-            .iter()
-            .all(|n| default.contains(&n.to_string())));
-        assert_eq!(pairs("none", &["srft4".into()]).unwrap().len(), 2);
-        assert!(pairs("none", &["f16/nosuch".into()]).is_err());
-        assert!(pairs("nosuch", &[]).is_err());
-    }
 }

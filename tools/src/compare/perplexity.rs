@@ -5,7 +5,8 @@ use std::process::Command;
 
 use anyhow::{anyhow, Result};
 
-use super::{Pair, Setup};
+use super::Setup;
+use crate::pair::Pair;
 use crate::process;
 
 /// The closing statistics of `--kl-divergence`.

@@ -2,7 +2,8 @@
 
 use serde_json::{json, Value};
 
-use super::{plot, speed, CacheSize, Pair, Setup, Statistics};
+use super::{plot, speed, CacheSize, Setup, Statistics};
+use crate::pair::Pair;
 use crate::table::Table;
 use crate::types;
 
@@ -25,6 +26,8 @@ impl Row {
 /// All that was measured of one model.
 pub struct Measured {
     pub setup: Setup,
+    /// What its quality depends on, in short; empty where none is measured.
+    pub made_from: String,
     pub rows: Vec<Row>,
     /// Tokens a second with nothing in the cache, one entry a repetition.
     pub tg_empty: Vec<f64>,
@@ -35,14 +38,14 @@ pub struct Measured {
 impl Measured {
     pub fn new(setup: Setup, pairs: &[Pair], bandwidth: Option<f64>) -> Measured {
         let rows = pairs.iter().map(|pair| Row::new(pair.clone())).collect();
-        Measured { setup, rows, tg_empty: Vec::new(), bandwidth }
+        Measured { setup, made_from: String::new(), rows, tg_empty: Vec::new(), bandwidth }
     }
 
     pub fn name(&self) -> String {
         self.setup.model.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         self.setup.text.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
@@ -94,6 +97,7 @@ pub fn as_json(all: &[Measured]) -> Value {
             "ppl": q.map(|q| q.ppl), "kld": q.map(|q| q.kld), "same_top": q.map(|q| q.same_top),
             "pp": fastest(&r.pp), "tg": fastest(&r.tg), "tg_limit": if r.tg.is_empty() { None } else { m.limit(r) },
             "depth": m.setup.depth, "ctx": m.setup.ctx, "chunks": m.setup.chunks, "text": m.text(), "model": m.name(),
+            "made_from": m.made_from,
         })
     };
     Value::Array(all.iter().flat_map(|m| m.rows.iter().map(move |r| row(m, r))).collect())
@@ -239,6 +243,7 @@ pub(super) mod tests {
         };
         let pairs = [Pair::parse("f16").unwrap(), Pair::parse("q8_0/srft4").unwrap()];
         let mut measured = Measured::new(setup, &pairs, Some(100.0));
+        measured.made_from = "0123456789abcdef".into();
         measured.tg_empty = vec![400.0, 500.0, 600.0];
         for (row, mib) in measured.rows.iter_mut().zip(["8000.00", "3250.00"]) {
             row.size = size(mib);

@@ -6,7 +6,8 @@ use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 
 use super::perplexity::{parse_size, CacheSize};
-use super::{Pair, Setup};
+use super::Setup;
+use crate::pair::Pair;
 use crate::process;
 
 pub const PROMPT: u32 = 512;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use anyhow::{bail, ensure, Context, Result};
 
 use super::{Options, Tally};
-use crate::compare::{cores, Pair, Perplexity, Setup, Statistics};
+use crate::compare::{Perplexity, Setup, Statistics};
+use crate::pair::Pair;
 use crate::process::{self, Finished};
-use crate::{build_tree, cache, model};
+use crate::{build_tree, cache, cpu, model};
 
 const PROMPT: &str = "The capital of France is";
 /// Prompts that this small model is decided about: f16, bf16 and q8_0 agree on the whole answer, so a difference is a
@@ -197,7 +198,7 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
         ctx,
         chunks,
         depth: 0,
-        threads: cores(),
+        threads: cpu::cores(),
     };
     let scratch = cache::Scratch::new()?;
     let run = Perplexity::new(&setup, &scratch.path().join("logits"));

@@ -1,4 +1,4 @@
-//! Where the names of points go: beside them, over nothing else.
+//! Where the names of points go: beside them, over no other, and over no line where there is room elsewhere.
 
 /// Left, top, right, bottom, in pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,11 +27,35 @@ impl Area {
         self.left <= other.left && self.top <= other.top && self.right >= other.right && self.bottom >= other.bottom
     }
 
+    /// Does a straight line from one point to the other go through? Its part within both pairs of edges is looked for.
+    fn is_crossed(&self, (from, to): Line) -> bool {
+        let (mut begin, mut end) = (0.0f64, 1.0f64);
+        for (at, way, low, high) in
+            [(from.0, to.0 - from.0, self.left, self.right), (from.1, to.1 - from.1, self.top, self.bottom)]
+        {
+            if way == 0.0 {
+                if at <= low || at >= high {
+                    return false;
+                }
+                continue;
+            }
+            let (a, b) = ((low - at) / way, (high - at) / way);
+            (begin, end) = (begin.max(a.min(b)), end.min(a.max(b)));
+        }
+        begin < end
+    }
+
     /// The point of the area that is nearest to `to`.
     pub fn nearest(&self, to: (f64, f64)) -> (f64, f64) {
         (to.0.clamp(self.left, self.right), to.1.clamp(self.top, self.bottom))
     }
 }
+
+/// From one point to another.
+pub type Line = ((f64, f64), (f64, f64));
+
+/// Names go no further than so many rings from their points to keep off lines.
+const NEAR_RINGS: usize = 5;
 
 /// A point that wants its name written.
 pub struct Wanted {
@@ -41,36 +65,40 @@ pub struct Wanted {
 }
 
 /// A place for each name, in the order given: as near as there is room, none where there is none. `clear` is kept free
-/// around all `points`.
-pub fn place(wanted: &[Wanted], points: &[(f64, f64)], clear: f64, panel: Area) -> Vec<Option<Area>> {
+/// around all `points`, and `lines` are crossed only where there is no other place near by.
+pub fn place(wanted: &[Wanted], points: &[(f64, f64)], lines: &[Line], clear: f64, panel: Area) -> Vec<Option<Area>> {
     let points: Vec<Area> = points.iter().map(|p| Area::around(*p, clear, clear)).collect();
     let mut taken: Vec<Area> = Vec::new();
     let mut places = Vec::new();
     for w in wanted {
         let free = |area: &Area| panel.holds(area) && !points.iter().chain(&taken).any(|t| t.overlaps(area));
-        let found = candidates(w, clear).find(free);
+        let off_lines = |area: &Area| free(area) && !lines.iter().any(|line| area.is_crossed(*line));
+        let mut near = candidates(w, clear).take(NEAR_RINGS * DIRECTIONS.len());
+        let found = near.find(off_lines).or_else(|| candidates(w, clear).find(free));
         taken.extend(found);
         places.push(found);
     }
     places
 }
 
-/// Right, left, above, below, then the corners; then the same further out.
+/// Right, left, above, below, then the corners.
+const DIRECTIONS: [(f64, f64); 12] = [
+    (1.0, 0.0),
+    (-1.0, 0.0),
+    (0.0, -1.0),
+    (0.0, 1.0),
+    (1.0, -1.0),
+    (-1.0, -1.0),
+    (1.0, 1.0),
+    (-1.0, 1.0),
+    (1.0, -0.5),
+    (-1.0, -0.5),
+    (1.0, 0.5),
+    (-1.0, 0.5),
+];
+
+/// In all directions, then the same further out.
 fn candidates(w: &Wanted, clear: f64) -> impl Iterator<Item = Area> + '_ {
-    const DIRECTIONS: [(f64, f64); 12] = [
-        (1.0, 0.0),
-        (-1.0, 0.0),
-        (0.0, -1.0),
-        (0.0, 1.0),
-        (1.0, -1.0),
-        (-1.0, -1.0),
-        (1.0, 1.0),
-        (-1.0, 1.0),
-        (1.0, -0.5),
-        (-1.0, -0.5),
-        (1.0, 0.5),
-        (-1.0, 0.5),
-    ];
     (0..14).flat_map(move |ring| {
         let gap = clear * (0.62 + 0.5 * f64::from(ring));
         DIRECTIONS.iter().map(move |(x, y)| {
@@ -88,7 +116,7 @@ mod tests {
 
     fn placed(wanted: &[Wanted]) -> Vec<Option<Area>> {
         let points: Vec<_> = wanted.iter().map(|w| w.point).collect();
-        place(wanted, &points, 10.0, PANEL)
+        place(wanted, &points, &[], 10.0, PANEL)
     }
 
     fn crowd(n: usize) -> Vec<Wanted> {
@@ -118,6 +146,27 @@ mod tests {
             assert!(places[i + 1..].iter().all(|b| !a.overlaps(b)), "{i}");
             assert!(crowd.iter().all(|w| !a.overlaps(&Area::around(w.point, 10.0, 10.0))), "{i}");
         }
+    }
+
+    #[test]
+    fn a_name_keeps_off_lines_while_there_is_room() {
+        let w = || Wanted { point: (200.0, 150.0), width: 40.0, height: 10.0 };
+        let placed = |lines: &[Line]| place(&[w()], &[(200.0, 150.0)], lines, 10.0, PANEL)[0].unwrap();
+        let right = ((200.0, 150.0), (400.0, 152.0));
+        let area = placed(&[right]);
+        assert!(!area.is_crossed(right) && area.right < 200.0, "{area:?}");
+        // Everywhere: then it is written over them, where it would be without.
+        let all: Vec<Line> = (0..300).map(|y| ((0.0, f64::from(y)), (400.0, f64::from(y)))).collect();
+        assert_eq!(placed(&all), placed(&[]));
+    }
+
+    #[test]
+    fn lines_that_pass_by_do_not_cross() {
+        let area = Area { left: 10.0, top: 10.0, right: 20.0, bottom: 14.0 };
+        assert!(area.is_crossed(((0.0, 12.0), (30.0, 12.0))) && area.is_crossed(((15.0, 0.0), (15.0, 30.0))));
+        assert!(area.is_crossed(((12.0, 12.0), (13.0, 12.5))), "from within to within");
+        assert!(!area.is_crossed(((0.0, 12.0), (9.0, 12.0))), "ends before it");
+        assert!(!area.is_crossed(((0.0, 9.0), (30.0, 9.0))) && !area.is_crossed(((0.0, 30.0), (30.0, 10.0))));
     }
 
     #[test]

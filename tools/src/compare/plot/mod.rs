@@ -16,7 +16,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::FontTransform;
 
 use axis::{number, Axis};
-use labels::{Area, Wanted};
+use labels::{Area, Line, Wanted};
 use stroke_font::StrokeText;
 
 /// One pair of one model.
@@ -211,11 +211,13 @@ impl<'a> Picture<'a> {
         pen.text("bits per value", ((left + right) / 2.0, bottom + 24.0), HPos::Center, VPos::Top, INK)?;
         pen.text(panel.title, (left - 40.0, HEADER - 10.0), HPos::Left, VPos::Center, INK)?;
 
+        let mut lines: Vec<Line> = Vec::new();
         for (i, series) in self.series.iter().enumerate() {
             if panel.least {
                 let steps: Vec<_> =
                     frontier(&series.dots, panel.value).into_iter().map(|(b, v)| (x(b), y(v))).collect();
                 pen.line(&steps, lighter(color(i)), 1.2)?;
+                lines.extend(steps.windows(2).map(|w| (w[0], w[1])));
             }
         }
         let mut marks: Vec<Mark> = Vec::new();
@@ -226,7 +228,7 @@ impl<'a> Picture<'a> {
         for (i, dot, at) in &marks {
             pen.marker(*i, *at, !dot.upstream)?;
         }
-        draw_names(pen, &marks, inside)
+        draw_names(pen, &marks, &lines, inside)
     }
 
     fn draw_legend<B: DrawingBackend>(&self, pen: &Pen<B>) -> Result<()> {
@@ -259,7 +261,7 @@ impl<'a> Picture<'a> {
 type Mark<'a> = (usize, &'a Dot, (f64, f64));
 
 /// Names beside the marks; once where several models have the same at the same place.
-fn draw_names<B: DrawingBackend>(pen: &Pen<B>, marks: &[Mark], inside: Area) -> Result<()> {
+fn draw_names<B: DrawingBackend>(pen: &Pen<B>, marks: &[Mark], lines: &[Line], inside: Area) -> Result<()> {
     let near = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).hypot(a.1 - b.1) < RADIUS;
     let mut named: Vec<&Mark> = Vec::new();
     for mark in marks {
@@ -276,7 +278,8 @@ fn draw_names<B: DrawingBackend>(pen: &Pen<B>, marks: &[Mark], inside: Area) -> 
         })
         .collect();
     let points: Vec<_> = marks.iter().map(|mark| mark.2).collect();
-    for ((i, dot, at), place) in named.iter().zip(labels::place(&wanted, &points, 2.0 * RADIUS + 2.0, inside)) {
+    let places = labels::place(&wanted, &points, lines, 2.0 * RADIUS + 2.0, inside);
+    for ((i, dot, at), place) in named.iter().zip(places) {
         let Some(place) = place else { continue };
         let to = place.nearest(*at);
         let far = (to.0 - at.0).hypot(to.1 - at.1);
