@@ -58,6 +58,10 @@ const char * ggml_ext_family_names(void);
 bool ggml_ext_check_cache(int32_t type_k, bool is_ggml_k, int32_t type_v, bool is_ggml_v, int32_t n_layer,
                           bool flash_attn_off, char * err, size_t err_size);
 
+// What of a spec changes nothing on a model: layers named that keep no K and V, `swa` where none has a window. Empty for
+// other types. `layers` has a character a layer: '-' keeps nothing of its own, 'a' all cells, 'w' those of a window.
+void ggml_ext_idle_parts(int32_t type, const uint8_t * layers, int32_t n_layer, char * message, size_t size);
+
 // One layer of a model, as its cache is made.
 struct ggml_ext_layer {
     int32_t index;      // from 0

@@ -178,6 +178,14 @@ ggml_type ggml_ext_cache_type_for(ggml_type type, char side, const ggml_ext_laye
     return res;
 }
 
+void ggml_ext_warn_of_idle_parts(ggml_type type, char side, const uint8_t * layers, int32_t n_layer) {
+    char idle[1024];
+    ggml_ext_idle_parts(type, layers, n_layer, idle, sizeof(idle));
+    if (idle[0] != 0) {
+        GGML_LOG_WARN("%c cache type: %s\n", side, idle);
+    }
+}
+
 size_t ggml_ext_read_floats(const ggml_tensor * t, int64_t first, int64_t n, float * dst) {
     // a dry run has tensors without data
     if (!t || !t->buffer || !t->data || (t->type != GGML_TYPE_F32 && t->type != GGML_TYPE_F16 && t->type != GGML_TYPE_BF16) ||
@@ -236,6 +244,7 @@ extern "C" const void * const ggml_ext_entry_points[] = {
     (const void *) ggml_ext_type_from_name,
     (const void *) ggml_ext_family_names,
     (const void *) ggml_ext_check_cache,
+    (const void *) ggml_ext_idle_parts,
     (const void *) ggml_ext_resolve,
     (const void *) ggml_ext_encode,
     (const void *) ggml_ext_decode,

@@ -47,6 +47,9 @@ bool ggml_ext_rpc_serves(const char * endpoint);
 enum ggml_type ggml_ext_cache_type_for(enum ggml_type type, char side, const struct ggml_ext_layer * layer,
                                        ggml_backend_dev_t dev, char * err, size_t err_size);
 
+// Says in the log what of a spec changes nothing on a model (ggml_ext_idle_parts).
+void ggml_ext_warn_of_idle_parts(enum ggml_type type, char side, const uint8_t * layers, int32_t n_layer);
+
 // Values of a small tensor of the model, wherever it lies: how many were read, 0 where it has none to read.
 size_t ggml_ext_read_floats(const struct ggml_tensor * t, int64_t first, int64_t n, float * dst);
 
@@ -162,11 +165,23 @@ template <typename Layers> bool ggml_ext_cache_whole_rows(ggml_type type, const 
 }
 
 // ggml_ext_check_cache as llama_init_from_model wants it: empty, or why not.
-inline std::string ggml_ext_check_context(ggml_type type_k, ggml_type type_v, uint32_t n_layer, bool flash_attn_off) {
+template <typename Hparams>
+std::string ggml_ext_check_context(ggml_type type_k, ggml_type type_v, const Hparams & hparams, bool flash_attn_off) {
+    std::vector<uint8_t> layers(hparams.n_layer());
+    for (uint32_t il = 0; il < layers.size(); il++) {
+        layers[il] = !hparams.has_kv(il) || hparams.is_recr(il) ? '-' : hparams.is_swa(il) ? 'w' : 'a';
+    }
+    const int32_t n_layer = (int32_t) layers.size();
+
     char err[1024];
     const bool ok = ggml_ext_check_cache((int32_t) type_k, (uint32_t) type_k < GGML_TYPE_COUNT,
                                          (int32_t) type_v, (uint32_t) type_v < GGML_TYPE_COUNT,
-                                         (int32_t) n_layer, flash_attn_off, err, sizeof(err));
-    return ok ? "" : err;
+                                         n_layer, flash_attn_off, err, sizeof(err));
+    if (!ok) {
+        return err;
+    }
+    ggml_ext_warn_of_idle_parts(type_k, 'K', layers.data(), n_layer);
+    ggml_ext_warn_of_idle_parts(type_v, 'V', layers.data(), n_layer);
+    return "";
 }
 #endif

@@ -7,7 +7,7 @@ use crate::isa::{self, Kernels};
 use crate::lanes::Lanes;
 use crate::metal;
 use crate::rows;
-use crate::spec::{self, registry, Layer, Member, Side, Spec};
+use crate::spec::{self, registry, Keeps, Layer, Member, Side, Spec};
 use crate::state;
 use crate::table::{self, Concrete, Entry, Family, Storage};
 use crate::tensor::Tensor;
@@ -266,6 +266,35 @@ pub unsafe extern "C" fn ggml_ext_check_cache(
         // SAFETY: the caller's promise.
         Err(message) => unsafe { answer_with(false, &message, err, err_size) },
     })
+}
+
+/// # Safety
+/// `layers` is null or has `n_layer` bytes; `message` has room for `size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_idle_parts(
+    id: i32,
+    layers: *const u8,
+    n_layer: i32,
+    message: *mut c_char,
+    size: usize,
+) {
+    guarded((), || {
+        let idle = match (registry::by_id(id), usize::try_from(n_layer)) {
+            (Some(spec), Ok(n)) if !layers.is_null() => {
+                // SAFETY: the caller's promise.
+                let layers = unsafe { std::slice::from_raw_parts(layers, n) };
+                let keeps = |&layer: &u8| match layer {
+                    b'-' => Keeps::Nothing,
+                    b'w' => Keeps::Window,
+                    _ => Keeps::All,
+                };
+                spec.idle_parts(&layers.iter().map(keeps).collect::<Vec<_>>())
+            }
+            _ => Vec::new(),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { write_message(&idle.join("; "), message, size) };
+    });
 }
 
 /// `struct ggml_ext_layer`.

@@ -114,7 +114,7 @@ fn seen(weights: &Weights, head_size: usize) -> Seen {
         return Seen { size: scale * q * k, by };
     }
     let bias = rms_of_worst_head(weights.k_bias, head_size);
-    Seen { size: bias, by: format!("its K bias has an rms of {bias:.1} in a head") }
+    Seen { size: scale * bias, by: format!("its K bias has an rms of {bias:.1} in a head") }
 }
 
 /// What a layer gets instead of `asked`, if it must.
@@ -136,15 +136,15 @@ pub fn raise(asked: Member, side: Side, layer: &Layer, weights: &Weights) -> Opt
     let more_bits = |m: Member| m.bits_at(layer.head_size) - asked.bits_at(layer.head_size);
     let fits = |m: &Member| m.resolve(side, layer).is_ok() && more_bits(*m) > 0.0 && error(*m) <= MOST;
     let to = LADDER.iter().filter_map(|name| Member::by_name(name)).find(fits)?;
-    let cost = more_bits(to) / layer.n_layer.max(1) as f64;
     Some(Raised {
         to,
         reason: format!(
-            "layer {}: K raised from {} to {}: {by}, scores would be wrong by {:.1}; +{cost:.2} bits/value of K (guard=off keeps {})",
+            "layer {}: K raised from {} to {}: {by}, scores would be wrong by {:.1}; +{:.2} bits/value of its K (guard=off keeps {})",
             layer.index,
             asked.name(),
             to.name(),
             error(asked),
+            more_bits(to),
             asked.name()
         ),
     })
@@ -174,6 +174,10 @@ mod tests {
         assert_eq!(with("srft4", 30.0).as_deref(), Some("srft8"));
         assert_eq!(with("srft4_64", 80.0).as_deref(), Some("srft8"));
         assert_eq!(with("srft4", 1e4).as_deref(), Some("f16"));
+        let scaled = |scale| raised("srft4", Weights { k_bias: &bias(15.0), scale, ..Weights::default() });
+        assert_eq!(scaled(0.125).as_deref(), Some("delta4"), "as said by 0");
+        assert_eq!(scaled(0.05), None, "scores are smaller, and so is what they are wrong by");
+        assert_eq!(scaled(0.5).as_deref(), Some("srft8"));
         assert_eq!(with("srft3", 5.0).as_deref(), Some("delta3"), "no more than needed");
         assert_eq!(with("srft2", 25.0).as_deref(), Some("srft8"));
         assert_eq!(with("polar4", 5.0).as_deref(), Some("srft4"), "coarser at as many bits, and never to fewer");
@@ -220,7 +224,7 @@ mod tests {
         let member = Member::by_name("srft4").unwrap();
         let line =
             raise(member, Side::K, &LAYER, &Weights { k_bias: &bias(80.0), ..Weights::default() }).unwrap().reason;
-        for part in ["layer 3", "from srft4 to srft8", "rms of 80.0", "+0.40 bits/value", "guard=off"] {
+        for part in ["layer 3", "from srft4 to srft8", "rms of 80.0", "+4.00 bits/value of its K", "guard=off"] {
             assert!(line.contains(part), "{part}: {line}");
         }
     }

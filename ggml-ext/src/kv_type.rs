@@ -208,6 +208,14 @@ impl KvType {
         self.concrete(head_size).map_or(1, Concrete::group_cells)
     }
 
+    /// Has a model of so many layers all that a spec names?
+    pub(crate) fn check_layers(self, side: Side, layers: usize) -> Result<(), Error> {
+        match self.0 {
+            Kind::Spec(spec, _) => spec.check(side, layers).map_err(Error::new),
+            _ => Ok(()),
+        }
+    }
+
     /// [`KvType::row_bytes`] as an error that says what would do.
     pub(crate) fn row_bytes_or_error(self, head_size: usize) -> Result<usize, Error> {
         self.row_bytes(head_size).ok_or_else(|| {

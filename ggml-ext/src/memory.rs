@@ -4,6 +4,7 @@
 
 use crate::error::Error;
 use crate::kv_type::KvType;
+use crate::spec::Side;
 
 /// What a layer's cache is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +27,7 @@ impl LayerShape {
     }
 }
 
-/// The layers of a model that have a cache.
+/// The layers of a model.
 ///
 /// ```
 /// use ggml_ext::{LayerShape, ModelShape};
@@ -40,7 +41,7 @@ impl LayerShape {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelShape {
-    /// One entry a layer.
+    /// One entry a layer; one that keeps no K and V of its own (a recurrent one, or one that uses another's) has no heads.
     pub layers: Vec<LayerShape>,
 }
 
@@ -52,7 +53,7 @@ impl ModelShape {
 }
 
 /// Bytes of the K and V caches of a model for `ctx` cells. llama.cpp rounds a context up to a multiple of 256 cells: give
-/// the `n_ctx` that it reports.
+/// the `n_ctx` that it reports. Layers that the guard raises, which only the weights tell, are counted at the type asked for.
 ///
 /// ```
 /// use ggml_ext::{cache_bytes, KvType, ModelShape};
@@ -65,15 +66,18 @@ impl ModelShape {
 /// ```
 ///
 /// # Errors
-/// Where a type does not serve a layer's head size or that side of the cache.
+/// Where a type does not serve a layer's head size or that side of the cache, and where a spec names layers that are not
+/// there.
 pub fn cache_bytes(shape: &ModelShape, ctx: usize, k: KvType, v: KvType) -> Result<u64, Error> {
     for (side, kind, serves) in [("K", k, k.serves_k()), ("V", v, v.serves_v())] {
         if !serves {
             return Err(Error::new(format!("{kind} is not for {side}")));
         }
     }
+    k.check_layers(Side::K, shape.layers.len())?;
+    v.check_layers(Side::V, shape.layers.len())?;
     let mut total = 0;
-    for (i, layer) in shape.layers.iter().enumerate() {
+    for (i, layer) in shape.layers.iter().enumerate().filter(|(_, layer)| layer.kv_heads > 0) {
         let side = |name: &str, kind: KvType, size: usize| {
             let kind = kind.for_layer(i, shape.layers.len(), layer.window.is_some());
             kind.row_bytes_or_error(size).map_err(|e| Error::new(format!("layer {i}, {name}: {e}")))
@@ -154,6 +158,16 @@ mod tests {
         let shape = ModelShape::uniform(4, 1, 128);
         let bytes = cache_bytes(&shape, 1, kind("srft4,0=f16,-1=srft8"), kind("srft3")).unwrap();
         assert_eq!(bytes, 256 + 2 * 72 + 136 + 4 * 56);
+        let e = cache_bytes(&shape, 1, KvType::F16, kind("srft4,4=f16")).unwrap_err().to_string();
+        assert!(e.contains("no layer 4") && e.contains("0 to 3"), "{e}");
+    }
+
+    #[test]
+    fn a_layer_without_a_cache_keeps_its_number() {
+        let mut shape = ModelShape::uniform(4, 1, 128);
+        shape.layers[0] = LayerShape::new(0, 0);
+        let bytes = cache_bytes(&shape, 1, kind("srft4,1=f16"), kind("srft4,0=f16")).unwrap();
+        assert_eq!(bytes, 256 + 2 * 72 + 3 * 72);
     }
 
     #[test]

@@ -242,7 +242,7 @@ bool all_finite(const std::vector<float> & x) {
 
 void take_down(ggml_log_level level, const char * text, void *) {
     std::lock_guard<std::mutex> lock(log_mutex);
-    if (level == GGML_LOG_LEVEL_ERROR || level == GGML_LOG_LEVEL_WARN || level == GGML_LOG_LEVEL_CONT) {
+    if (level != GGML_LOG_LEVEL_DEBUG) {
         log_text += text;
         if (log_text.size() > 1 << 20) {
             log_text.erase(0, log_text.size()/2);

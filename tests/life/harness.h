@@ -36,7 +36,7 @@ struct Rng {
 // Random weights; made when first asked for, in the folder given by --dir.
 struct Shape {
     const char * name;
-    const char * arch;      // "llama", "gemma2" (every other layer has a window)
+    const char * arch;      // "llama", "gemma2" (every other layer has a window), "qwen2" (biases), "qwen3" (norms)
     int          n_layer;
     int          n_head;
     int          n_head_kv;
@@ -45,6 +45,9 @@ struct Shape {
 };
 
 extern const Shape HEADS_OF_64, HEADS_OF_128, HEADS_OF_80, WINDOWED;
+// Their keys are large in one layer, by its bias or by its norms.
+extern const Shape BIASED, BIASED_FUSED, NORMED;
+constexpr int LARGE_LAYER = 1;
 constexpr int N_VOCAB = 256;
 
 llama_model * model_of(const Shape & shape);
@@ -103,4 +106,5 @@ const std::string & folder();
 
 void test_state();
 void test_refusal();
+void test_guard();
 void test_walks();

@@ -36,6 +36,7 @@ int main(int argc, char ** argv) {
 
     test_state();
     test_refusal();
+    test_guard();
     test_walks();
 
     for (const auto & [what, n] : counts) {

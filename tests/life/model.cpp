@@ -17,6 +17,9 @@ const Shape HEADS_OF_64  = { "heads-of-64",  "llama",  3, 4, 2,  64,  0 };
 const Shape HEADS_OF_128 = { "heads-of-128", "llama",  2, 2, 1, 128,  0 };
 const Shape HEADS_OF_80  = { "heads-of-80",  "llama",  2, 4, 4,  80,  0 };
 const Shape WINDOWED     = { "windowed",     "gemma2", 4, 4, 2,  64, 64 };
+const Shape BIASED       = { "biased",       "qwen2",  3, 4, 2,  64,  0 };
+const Shape BIASED_FUSED = { "biased-fused", "qwen2",  3, 4, 2,  64,  0 };
+const Shape NORMED       = { "normed",       "qwen3",  3, 4, 2,  64,  0 };
 
 namespace {
 
@@ -44,7 +47,7 @@ class Writer {
         for (int64_t i = 0; i < ggml_nelements(t); i++) {
             ((float *) t->data)[i] = rng_.normal()*gain/std::sqrt((float) n_in);
         }
-        add(t, name);
+        add(t, name + ".weight");
     }
 
     void norm(const std::string & name, int n, float value) {
@@ -52,7 +55,23 @@ class Writer {
         for (int i = 0; i < n; i++) {
             ((float *) t->data)[i] = value*(0.8f + 0.4f*rng_.uniform());
         }
-        add(t, name);
+        add(t, name + ".weight");
+    }
+
+    // Values of each part's size and either sign, one part after the other.
+    void bias(const std::string & name, const std::vector<std::pair<int, float>> & parts) {
+        int64_t n = 0;
+        for (const auto & part : parts) {
+            n += part.first;
+        }
+        ggml_tensor * t = ggml_new_tensor_1d(ctx_, GGML_TYPE_F32, n);
+        float * x = (float *) t->data;
+        for (const auto & [count, size] : parts) {
+            for (int i = 0; i < count; i++) {
+                *x++ = rng_.below(2) ? size : -size;
+            }
+        }
+        add(t, name + ".bias");
     }
 
     bool write(const std::string & path) { return gguf_write_to_file(gguf_, path.c_str(), false); }
@@ -66,7 +85,7 @@ class Writer {
     std::string named(const std::string & name) { return std::string(shape_.arch) + "." + name; }
 
     void add(ggml_tensor * t, const std::string & name) {
-        ggml_set_name(t, (name + ".weight").c_str());
+        ggml_set_name(t, name.c_str());
         gguf_add_tensor(gguf_, t);
     }
 };
@@ -99,9 +118,26 @@ bool write_model(const Shape & shape, const std::string & path) {
     for (int il = 0; il < shape.n_layer; il++) {
         const std::string blk = "blk." + std::to_string(il) + ".";
         w.norm(blk + "attn_norm", N_EMBD, 1.0f);
-        w.weight(blk + "attn_q", N_EMBD, n_q, 1.2f);
-        w.weight(blk + "attn_k", N_EMBD, n_kv, 1.2f);
-        w.weight(blk + "attn_v", N_EMBD, n_kv, 1.0f);
+        const bool large = il == LARGE_LAYER;
+        // a head's keys, all of which have it
+        const std::vector<std::pair<int, float>> bias = { { n_kv - shape.head_size, 0.5f }, { shape.head_size, large ? 40.0f : 0.5f } };
+        if (&shape == &BIASED_FUSED) {
+            w.weight(blk + "attn_qkv", N_EMBD, n_q + 2*n_kv, 1.0f);
+            w.bias(blk + "attn_qkv", { { n_q, 0.5f }, bias[0], bias[1], { n_kv, 0.5f } });
+        } else {
+            w.weight(blk + "attn_q", N_EMBD, n_q, 1.2f);
+            w.weight(blk + "attn_k", N_EMBD, n_kv, 1.2f);
+            w.weight(blk + "attn_v", N_EMBD, n_kv, 1.0f);
+        }
+        if (&shape == &BIASED) {
+            w.bias(blk + "attn_q", { { n_q, 0.5f } });
+            w.bias(blk + "attn_k", bias);
+            w.bias(blk + "attn_v", { { n_kv, 0.5f } });
+        }
+        if (&shape == &NORMED) {
+            w.norm(blk + "attn_q_norm", shape.head_size, large ? 8.0f : 0.7f);
+            w.norm(blk + "attn_k_norm", shape.head_size, large ? 8.0f : 0.7f);
+        }
         w.weight(blk + "attn_output", n_q, N_EMBD, 1.5f);
         w.norm(blk + "ffn_norm", N_EMBD, 1.0f);
         w.weight(blk + "ffn_gate", N_EMBD, N_FF, 1.0f);

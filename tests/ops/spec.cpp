@@ -171,6 +171,17 @@ void refusals() {
         check(layer_type("f16,3=srft4", 4, 72) == "f16", "(a layer beside it)");
         check(has(refusal("f16", "f16,0=q8_0", /*flash_attn_off =*/ true), "flash"), "a quantized V without flash attention");
         check(refusal("srft4,0=q8_0", "f16", /*flash_attn_off =*/ true).empty(), "(K alone)");
+        const auto idle = [](const char * spec, const char * layers) {
+            char text[1024] = "stale";
+            ggml_ext_idle_parts(parse(spec), (const uint8_t *) layers, (int32_t) strlen(layers), text, sizeof(text));
+            return std::string(text);
+        };
+        check(idle("srft4,1=f16,swa=srft3", "awa-").empty() && idle("srft4", "aa").empty() && idle("f16", "aa").empty(), "parts that do something");
+        check(has(idle("srft4,-1=f16", "awa-"), "-1=f16"), "a layer that keeps nothing");
+        check(has(idle("srft4,swa=srft3", "aa-"), "swa=srft3"), "no layer with a window");
+        char text[8] = "stale";
+        ggml_ext_idle_parts(parse("srft4,0=f16"), nullptr, 5, text, sizeof(text));
+        check(text[0] == 0, "no layers given");
         for (const Family & family : families()) {
             const std::string spec = "f16,0=" + family.name;
             check(refusal(spec.c_str(), "f16").empty() == family.serves_k, spec + " for K");

@@ -28,8 +28,9 @@ struct Options {
     /// Memory that the weights take
     #[arg(long, default_value = "0", value_parser = bytes)]
     weights: u64,
-    /// Pairs to compare
-    #[arg(long, value_delimiter = ',', default_value = "f16,q8_0,q8_0/srft4,srft8,srft4,srft4/srft3,srft3,srft2")]
+    /// Pairs to compare, with blanks between them: K/V, or one for both, types or specs by layer
+    #[arg(long, num_args = 1.., value_name = "K/V",
+          default_values = ["f16", "q8_0", "q8_0/srft4", "srft8", "delta4/srft4", "srft4", "delta3/srft3", "srft3", "srft2"])]
     types: Vec<String>,
 }
 

@@ -210,6 +210,17 @@ pub struct Layer {
     pub sliding: bool,
 }
 
+/// What a layer of a model keeps of its K and V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeps {
+    /// It has none, or uses another layer's.
+    Nothing,
+    /// All cells.
+    All,
+    /// Those of a sliding window.
+    Window,
+}
+
 /// Layers by number: both ends belong to it, negative numbers count from the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
@@ -278,17 +289,42 @@ impl Spec {
         std::iter::once(self.default).chain(self.layers.iter().map(|l| l.1)).chain(self.sliding)
     }
 
+    /// As the user wrote it, cut where it would take a message over.
+    fn shown(&self) -> String {
+        const MOST: usize = 100;
+        match self.text.char_indices().nth(MOST) {
+            Some((end, _)) => format!("{}…", &self.text[..end]),
+            None => self.text.clone(),
+        }
+    }
+
     /// Can it be this side's, with so many layers?
     pub fn check(&self, side: Side, n_layer: usize) -> Result<(), String> {
         for member in self.members() {
-            member.check_side(side).map_err(|e| format!("{side} cache type {}: {e}", self.text))?;
+            member.check_side(side).map_err(|e| format!("{side} cache type {}: {e}", self.shown()))?;
         }
         for (range, member) in &self.layers {
             range
                 .within(n_layer)
-                .map_err(|e| format!("{side} cache type {}: layers {range}={}: {e}", self.text, member.name()))?;
+                .map_err(|e| format!("{side} cache type {}: layers {range}={}: {e}", self.shown(), member.name()))?;
         }
         Ok(())
+    }
+
+    /// The parts that change nothing on a model of these layers, each with the reason: what is named and not there is most
+    /// likely a slip.
+    pub fn idle_parts(&self, layers: &[Keeps]) -> Vec<String> {
+        let mut idle = Vec::new();
+        for (range, member) in &self.layers {
+            let any = range.within(layers.len()).is_ok_and(|r| layers[r].iter().any(|l| *l != Keeps::Nothing));
+            if !any {
+                idle.push(format!("{range}={} does nothing: no such layer keeps K and V of its own", member.name()));
+            }
+        }
+        if let Some(member) = self.sliding.filter(|_| !layers.contains(&Keeps::Window)) {
+            idle.push(format!("swa={} does nothing: no layer has a sliding window", member.name()));
+        }
+        idle
     }
 
     /// The type of one layer, and whether it was named for this very layer.

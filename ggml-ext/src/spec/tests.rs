@@ -147,6 +147,28 @@ fn ids_do_not_meet() {
     assert!(PLAIN.iter().all(|p| p.id < table::ID_BASE));
 }
 
+#[test]
+fn what_names_nothing_is_told() {
+    use Keeps::{All, Nothing, Window};
+    let idle = |text: &str, layers: &[Keeps]| parse(text).unwrap().idle_parts(layers);
+    let shared = [All, Window, All, Nothing];
+    for text in ["srft4", "srft4,0=f16,swa=srft3", "srft4,2-3=f16", "srft4,-4=f16,guard=off"] {
+        assert!(idle(text, &shared).is_empty(), "{text}");
+    }
+    let told = idle("srft4,-1=f16,0=f16,3=srft8", &shared);
+    assert_eq!(told.len(), 2);
+    assert!(told[0].starts_with("-1=f16 does nothing") && told[1].starts_with("3=srft8 does nothing"), "{told:?}");
+    let told = idle("srft4,swa=srft3", &[All, Nothing]);
+    assert!(told.len() == 1 && told[0].contains("swa=srft3") && told[0].contains("no layer has a sliding window"));
+}
+
+#[test]
+fn a_long_spec_leaves_room_for_the_reason() {
+    let layers: String = (0..400).map(|i| format!(",{i}=srft8")).collect();
+    let e = parse(&format!("srft4{layers}")).unwrap().check(Side::K, 399).unwrap_err();
+    assert!(e.len() < 300 && e.contains("srft4,0=srft8") && e.contains("no layer 399"), "{e}");
+}
+
 /// A spec as text and, worked out another way, what it means for each layer of a model with 12.
 fn written() -> impl Strategy<Value = (String, Vec<String>)> {
     let names = prop::sample::select(vec!["srft8", "srft4", "srft3", "f16", "q8_0", "q4_0", "iq4_nl"]);

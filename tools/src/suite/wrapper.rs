@@ -215,6 +215,14 @@ impl Bench {
         // 16 bits against 4.5, both rounded down to 256.
         let want = f16 as f64 * 16.0 / 4.5;
         ensure!(f16 > 0 && (srft4 as f64 - want).abs() <= 1024.0, "f16 {f16}, srft4 {srft4}, expected {want}");
+        let by_layer = ["--memory", "8G", "--types", "srft4", "srft4,0-1=f16/srft4", "srft4,99=f16"];
+        let done = self.example_ok(built, "planner", &by_layer)?;
+        let [_, _, srft4, mixed, refused] = done.stdout.lines().collect::<Vec<_>>()[..] else {
+            bail!("not three pairs in\n{}", done.stdout);
+        };
+        let last = |line: &str| line.split_whitespace().last().and_then(|n| n.parse::<u64>().ok());
+        ensure!(last(mixed) > Some(0) && last(mixed) < last(srft4), "{mixed}\n{srft4}");
+        ensure!(refused.contains("no layer 99"), "{refused}");
         Ok(())
     }
 
