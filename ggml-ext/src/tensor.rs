@@ -5,6 +5,7 @@ use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::polar::Polar;
 use crate::domain::Domain;
 use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role};
+use crate::room::Room;
 use crate::rotation::MAX_HEAD;
 use crate::table::{self, Concrete, Entry, Storage};
 use half::f16;
@@ -330,6 +331,21 @@ impl Side {
                     }
                 }
             }
+        }
+    }
+
+    /// A row of queries, in the domain that this side's rows are stored in.
+    ///
+    /// # Safety
+    /// `q` has that row, of this side's size, and `out` is as wide as stored rows are; kernels run on the CPU they were
+    /// chosen for.
+    pub unsafe fn enter_query(&self, kernels: &Kernels, q: &Tensor, row: [usize; 3], out: &mut [f32]) {
+        let mut plain = Room::new();
+        let plain = plain.zeros(self.size);
+        // SAFETY: the caller's promise.
+        unsafe {
+            read_floats(q.plain().unwrap_or(Plain::F32), q.row(row[0], row[1], row[2]), q.nb[0], plain);
+            self.domain.enter(kernels, plain, out);
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::codec::plain::Plain;
 use crate::codec::polar;
 use crate::isa::{self, Kernels, CELLS};
 use crate::room::Room;
-use crate::tensor::{read_floats, Side, Tensor};
+use crate::tensor::{Side, Tensor};
 use std::ops::Range;
 use tile::{RowState, Scratch, Tile, TileShape};
 
@@ -339,13 +339,8 @@ impl<'a> Attention<'a> {
 
     /// The query row in K's domain, `k.width` values.
     unsafe fn query(&self, head: usize, token: usize, stream: usize, out: &mut [f32]) {
-        let (q, mut plain) = (&self.op.q, Room::new());
-        let plain = plain.zeros(self.k.size);
-        // SAFETY: a row of q; kernels run on the CPU they were chosen for.
-        unsafe {
-            read_floats(q.plain().unwrap_or(Plain::F32), q.row(token, head, stream), q.nb[0], plain);
-            self.k.domain.enter(self.kernels, plain, out);
-        }
+        // SAFETY: a row of q, whose size new checked; kernels run on the CPU they were chosen for.
+        unsafe { self.k.enter_query(self.kernels, &self.op.q, [token, head, stream], out) }
     }
 
     /// Sinks, normalization, rotation back, result.

@@ -3,8 +3,7 @@
 use crate::codec::plain::Plain;
 use crate::codec::polar;
 use crate::isa::{kernels, Matrix, Queries, Role, CELLS};
-use crate::room::Room;
-use crate::tensor::{read_floats, Cells, Side, Tensor};
+use crate::tensor::{Cells, Side, Tensor};
 
 /// Query rows that are multiplied together.
 const ROWS: usize = 16;
@@ -32,7 +31,7 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
         return Err("MUL_MAT of shapes or types that were not offered".into());
     }
     let side = Side::new(k, "K")?;
-    let (size, width) = (side.size, side.width);
+    let width = side.width;
     let kernels = kernels();
     let groups = width / side.group();
     let mut levels = vec![0i8; CELLS * width];
@@ -62,13 +61,10 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
                 let rows = ROWS.min(q.n(1) - first_row);
                 queries.count = rows;
                 for r in 0..rows {
-                    let (mut plain, entered) = (Room::new(), &mut entered[r * width..(r + 1) * width]);
-                    let plain = plain.zeros(size);
+                    let entered = &mut entered[r * width..(r + 1) * width];
                     // SAFETY: a row of q; kernels run on the CPU they were chosen for.
                     unsafe {
-                        let row = q.row(first_row + r, i2, i3);
-                        read_floats(q.plain().unwrap_or(Plain::F32), row, q.nb[0], plain);
-                        side.domain.enter(kernels, plain, entered);
+                        side.enter_query(kernels, q, [first_row + r, i2, i3], entered);
                         match contracted {
                             Some(f) => (kernels.polar_tables)(f, entered, &mut tables[r * table_len..][..table_len]),
                             None => (kernels.quantize_query)(entered, 1.0, queries, r),

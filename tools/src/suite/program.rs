@@ -2,11 +2,18 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::sync::{mpsc, Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::{parse_counts, Options, Tally};
 use crate::process;
+
+/// Several times what the longest of them takes, in emulation and on a busy machine: what is over it hangs.
+const LIMIT: Duration = Duration::from_secs(45 * 60);
+const SOAK_LIMIT: Duration = Duration::from_secs(12 * 3600);
 
 /// Runs one with the options that all of them know and takes its counts over.
 pub fn run(command: &mut Command, name: &str, options: &Options, tally: &mut Tally) -> Result<()> {
@@ -16,13 +23,29 @@ pub fn run(command: &mut Command, name: &str, options: &Options, tally: &mut Tal
     if options.soak {
         command.arg("--soak");
     }
+    run_within(command, name, if options.soak { SOAK_LIMIT } else { LIMIT }, tally)
+}
+
+fn run_within(command: &mut Command, name: &str, limit: Duration, tally: &mut Tally) -> Result<()> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {}", process::shown(command)))?;
+    let stdout = child.stdout.take();
+    let child = Arc::new(Mutex::new(child));
+    let (ended, waiting) = mpsc::channel::<()>();
+    let watched = Arc::clone(&child);
+    let watch = thread::spawn(move || {
+        let late = waiting.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout);
+        if late {
+            // What has just ended by itself need not be killed.
+            let _ = watched.lock().unwrap_or_else(PoisonError::into_inner).kill();
+        }
+        late
+    });
     let mut counts = None;
-    for line in child.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
+    for line in stdout.map(BufReader::new).into_iter().flat_map(BufRead::lines) {
         let line = line?;
         match parse_counts(&line) {
             // Kept off the output: the suite has a closing line of its own.
@@ -34,7 +57,13 @@ pub fn run(command: &mut Command, name: &str, options: &Options, tally: &mut Tal
             },
         }
     }
-    let status = child.wait()?;
+    drop(ended);
+    let late = watch.join().unwrap_or_default();
+    let status = child.lock().unwrap_or_else(PoisonError::into_inner).wait()?;
+    if late {
+        tally.fail(name, &format!("it had not ended after {} minutes and was killed", limit.as_secs() / 60));
+        return Ok(());
+    }
     let Some([passed, failed, skipped]) = counts else {
         tally.fail(name, &format!("it ended ({status}) without counting its tests"));
         return Ok(());
@@ -48,4 +77,29 @@ pub fn run(command: &mut Command, name: &str, options: &Options, tally: &mut Tal
         tally.fail(name, &format!("it counted no failure but ended with {status}"));
     }
     Ok(())
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    fn tally_of(script: &str, limit: Duration) -> Tally {
+        let mut tally = Tally::new(super::super::Part::Life);
+        run_within(Command::new("sh").args(["-c", script]), "it", limit, &mut tally).unwrap();
+        tally
+    }
+
+    #[test]
+    fn counts_are_taken_over_and_a_program_that_hangs_is_ended() {
+        let long = Duration::from_secs(60);
+        let tally = tally_of("echo '3 passed, 0 failed, 0 skipped'", long);
+        assert_eq!((tally.passed, tally.failed), (3, 0));
+        let tally = tally_of("echo '3 passed, 1 failed, 0 skipped'; exit 1", long);
+        assert_eq!((tally.passed, tally.failed), (3, 1));
+        for bad in ["exit 0", "echo '3 passed, 0 failed, 0 skipped'; exit 1"] {
+            assert_eq!(tally_of(bad, long).failed, 1, "{bad}");
+        }
+        let tally = tally_of("echo '3 passed, 0 failed, 0 skipped'; exec sleep 60", Duration::from_millis(100));
+        assert_eq!((tally.passed, tally.failed), (0, 1));
+    }
 }
