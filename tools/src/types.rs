@@ -1,7 +1,8 @@
 //! The type table as people and scripts see it. All that is known of ggml-ext's own table is known here.
 
 use anyhow::{anyhow, Result};
-use ggml_ext::{spec, table};
+use ggml_ext::spec::{self, Member};
+use ggml_ext::table;
 use serde_json::{json, Value};
 
 use crate::table::Table;
@@ -82,9 +83,14 @@ pub fn as_text() -> String {
 
 pub use spec::Side;
 
-/// Is it one of llama.cpp's own?
-pub fn is_upstream(name: &str) -> bool {
-    spec::PLAIN.iter().any(|p| p.name == name)
+/// Is it one of llama.cpp's own, or a spec of nothing else?
+pub fn is_upstream(text: &str) -> bool {
+    spec::parse(text).is_ok_and(|spec| spec.members().all(|member| matches!(member, Member::Plain(_))))
+}
+
+/// Bits per value of a type, llama.cpp's or ours, at a head size.
+pub fn bits_of(name: &str, head_size: usize) -> Option<f64> {
+    Member::by_name(name).map(|member| member.bits_at(head_size))
 }
 
 /// The pieces of a list of cache types or pairs of them: what has a '=' belongs to the spec before it.
@@ -138,6 +144,16 @@ mod tests {
             ["srft4,0=srft8,-1=f16/srft3", "q8_0/srft4,swa=srft3", "f16"]
         );
         assert_eq!(split("0=f16"), ["0=f16"]);
+    }
+
+    #[test]
+    fn a_spec_is_upstreams_where_all_of_it_is() {
+        for text in ["f16", "q8_0", "q8_0,0=f16", "q4_0,0-1=q8_0,swa=f16"] {
+            assert!(is_upstream(text), "{text}");
+        }
+        for text in ["srft4", "q8_0,0=srft8", "srft4,0=f16", "f16,swa=srft4", "srft4,guard=off", "nosuch"] {
+            assert!(!is_upstream(text), "{text}");
+        }
     }
 
     #[test]

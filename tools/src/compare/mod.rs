@@ -1,5 +1,6 @@
 //! `cargo kv compare`: K/V pairs side by side, through llama.cpp's own tools and in one run.
 
+mod cache_log;
 mod known;
 mod perplexity;
 mod plot;
@@ -16,8 +17,9 @@ use crate::pair::pairs;
 use crate::progress::Bar;
 use crate::{build_tree, cache, cpu, model};
 
-use known::Known;
-pub use perplexity::{CacheSize, Perplexity, Statistics};
+pub use cache_log::CacheSize;
+use known::{Known, Source};
+pub use perplexity::{Perplexity, Statistics};
 pub use report::{Measured, Row};
 
 #[derive(Clone, Debug, clap::Args)]
@@ -59,7 +61,8 @@ pub struct Options {
     /// Write JSON there (- is stdout, instead of the tables)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Take over what the file of --json already has on the quality of a pair, and measure the rest
+    /// Take over what the file of --json has on the quality of pairs from the same build, and measure the rest; keep
+    /// what else it has
     #[arg(long, requires = "json")]
     pub resume: bool,
     /// Write the tables as Markdown there
@@ -106,10 +109,8 @@ pub fn compare(options: &Options) -> Result<()> {
     let mut step = 0;
     let mut all = Vec::new();
     for setup in setups {
-        all.push(Measured::new(setup, &pairs, bandwidth));
+        all.push(begin(options, Measured::new(setup, &pairs, bandwidth), &known)?);
         if quality {
-            let measured = all.last_mut().context("was pushed")?;
-            measured.made_from = known::made_from(&measured.setup)?;
             measure_quality(options, &mut all, &known, &bar, &mut step)?;
         }
         if speed {
@@ -136,6 +137,16 @@ fn prepare(options: &Options) -> Result<Vec<Setup>> {
     Ok(models.into_iter().map(setup).collect())
 }
 
+/// What is known first, whatever is measured: it is shown beside the rest.
+fn begin(options: &Options, mut measured: Measured, known: &Known) -> Result<Measured> {
+    if options.json.is_some() {
+        measured.source = Source::of(&measured.setup)?;
+        known.take_over(&mut measured);
+        measured.finish();
+    }
+    Ok(measured)
+}
+
 /// The quality of the last model's pairs. What is found is written at once: the next pair may take an hour, and the
 /// machine may not last as long.
 fn measure_quality(options: &Options, all: &mut [Measured], known: &Known, bar: &Bar, step: &mut u64) -> Result<()> {
@@ -144,8 +155,6 @@ fn measure_quality(options: &Options, all: &mut [Measured], known: &Known, bar: 
     let scratch = cache::Scratch::new()?;
     let (setup, name) = (all[last].setup.clone(), all[last].name());
     let run = Perplexity::new(&setup, &scratch.path().join("logits"));
-    // What is known first: a run that is interrupted again has lost none of it.
-    known.take_over(&mut all[last]);
     if all[last].rows.iter().any(|row| row.quality.is_none()) {
         bar.begin(*step, &format!("{name} f16 logits"));
         run.write_base()?;
@@ -217,4 +226,41 @@ fn write_out(options: &Options, all: &[Measured], known: &Known) -> Result<()> {
         plot::write(path, &report::as_series(all))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn what_is_known_is_shown_without_measuring_quality() {
+        let dir = cache::Scratch::new().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["llama-perplexity", "m.gguf", "t.txt"] {
+            fs::write(at(name), name).unwrap();
+        }
+        let mut old = report::tests::measured();
+        old.setup = Setup { bin: dir.path().into(), model: at("m.gguf"), text: at("t.txt"), ..old.setup };
+        old.source = Source::of(&old.setup).unwrap();
+        let pairs: Vec<_> = old.rows.iter().map(|row| row.pair.clone()).collect();
+        write_json(&at("r.json"), std::slice::from_ref(&old), &Known::default()).unwrap();
+
+        let json = at("r.json");
+        let options =
+            Cli::parse_from(["compare", "--json", json.to_str().unwrap(), "--resume", "--no-quality"]).options;
+        let known = Known::read(&json).unwrap();
+        let new = begin(&options, Measured::new(old.setup.clone(), &pairs, None), &known).unwrap();
+        assert!(report::as_text(std::slice::from_ref(&new)).contains("12345.6789"));
+        // And the file has lost nothing.
+        let before = fs::read_to_string(&json).unwrap();
+        write_json(&json, &[new], &known).unwrap();
+        assert_eq!(fs::read_to_string(&json).unwrap(), before);
+    }
 }

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{anyhow, Result};
 
+use super::cache_log::{parse_size, CacheSize};
 use super::Setup;
 use crate::pair::Pair;
 use crate::process;
@@ -16,23 +17,6 @@ pub struct Statistics {
     pub kld: f64,
     /// Tokens whose most likely token is the same, in percent.
     pub same_top: f64,
-}
-
-/// The cache of one sequence, as llama.cpp reports it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CacheSize {
-    pub mib: f64,
-    pub cells: u32,
-    /// Part of `mib` in layers that keep only a window, which does not grow with the context.
-    pub window_mib: f64,
-}
-
-impl CacheSize {
-    /// The size for another number of cells.
-    pub fn at(self, cells: u32) -> CacheSize {
-        let growing = (self.mib - self.window_mib) * f64::from(cells) / f64::from(self.cells.max(1));
-        CacheSize { mib: growing + self.window_mib, cells, ..self }
-    }
 }
 
 pub struct Measured {
@@ -101,28 +85,6 @@ fn number_after(text: &str, mark: &str) -> Option<f64> {
     text[at..].split_whitespace().next()?.parse().ok()
 }
 
-/// `llama_kv_cache: size =   45.00 MiB (   256 cells,  30 layers,  8/8 seqs), …`, summed over the caches of a model
-/// and divided by the sequences that llama-perplexity runs side by side. A tool may create its context more than once:
-/// what repeats is counted once.
-pub fn parse_size(text: &str) -> Option<CacheSize> {
-    let mut lines: Vec<&str> =
-        text.lines().filter_map(|l| l.split_once("llama_kv_cache: size =")).map(|l| l.1).collect();
-    lines.sort_unstable();
-    lines.dedup();
-    let caches: Vec<(f64, u32)> = lines.iter().filter_map(|line| parse_size_line(line)).collect();
-    let cells = caches.iter().map(|c| c.1).max()?;
-    let sum = |keep: &dyn Fn(u32) -> bool| caches.iter().filter(|c| keep(c.1)).map(|c| c.0).sum::<f64>();
-    Some(CacheSize { mib: sum(&|_| true), cells, window_mib: sum(&|c| c < cells) })
-}
-
-fn parse_size_line(line: &str) -> Option<(f64, u32)> {
-    let (mib, rest) = line.split_once("MiB (")?;
-    let (cells, rest) = rest.split_once("cells")?;
-    let streams: f64 = rest.split_once("seqs")?.0.rsplit('/').next()?.trim().parse().ok()?;
-    let mib: f64 = mib.trim().parse().ok()?;
-    Some((mib / streams.max(1.0), cells.trim().parse().ok()?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,8 +106,6 @@ Maximum KLD:   0.554123
 
 ====== Token probability statistics ======
 Same top p: 86.614 ± 2.141 %
-0.00.249.030 I llama_kv_cache:        CPU KV buffer size =    12.66 MiB
-0.00.254.716 I llama_kv_cache: size =   12.66 MiB (   256 cells,  30 layers,  8/8 seqs), K (q4_0):    6.33 MiB, V (q4_0):    6.33 MiB
 ";
 
     #[test]
@@ -161,23 +121,5 @@ Same top p: 86.614 ± 2.141 %
     fn the_base_run_ends_a_line_of_another() {
         let text = "perplexity: 6.35 seconds per pass - ETA 0.07.482.618 I Final estimate: PPL = 55.9299 +/- 12.27359";
         assert_eq!(number_after(text, "Final estimate: PPL ="), Some(55.9299));
-    }
-
-    #[test]
-    fn size_is_that_of_one_sequence() {
-        let size = parse_size(OUTPUT).unwrap();
-        assert_eq!((size.mib, size.cells), (12.66 / 8.0, 256));
-        assert_eq!(size.at(512).mib, 12.66 / 4.0);
-        let twice = OUTPUT.to_string() + "llama_kv_cache: size =   12.66 MiB (   256 cells,  30 layers,  8/8 seqs), K (q4_0):    6.33 MiB, V (q4_0):    6.33 MiB\n";
-        assert_eq!(parse_size(&twice).unwrap().mib, size.mib);
-    }
-
-    #[test]
-    fn a_window_does_not_grow() {
-        let text = "llama_kv_cache: size =   8.00 MiB (  1024 cells,  4 layers,  1/1 seqs), K (f16)\n\
-                    llama_kv_cache: size =   6.00 MiB (   512 cells,  20 layers,  1/1 seqs), K (f16)\n";
-        let size = parse_size(text).unwrap();
-        assert_eq!(size.mib, 14.0);
-        assert_eq!(size.at(2048).mib, 22.0);
     }
 }

@@ -2,6 +2,7 @@
 
 use serde_json::{json, Value};
 
+use super::known::Source;
 use super::{plot, speed, CacheSize, Setup, Statistics};
 use crate::pair::Pair;
 use crate::table::Table;
@@ -26,8 +27,8 @@ impl Row {
 /// All that was measured of one model.
 pub struct Measured {
     pub setup: Setup,
-    /// What its quality depends on, in short; empty where none is measured.
-    pub made_from: String,
+    /// What it is made from; empty where no JSON is written, which alone holds it.
+    pub source: Source,
     pub rows: Vec<Row>,
     /// Tokens a second with nothing in the cache, one entry a repetition.
     pub tg_empty: Vec<f64>,
@@ -38,7 +39,7 @@ pub struct Measured {
 impl Measured {
     pub fn new(setup: Setup, pairs: &[Pair], bandwidth: Option<f64>) -> Measured {
         let rows = pairs.iter().map(|pair| Row::new(pair.clone())).collect();
-        Measured { setup, made_from: String::new(), rows, tg_empty: Vec::new(), bandwidth }
+        Measured { setup, source: Source::default(), rows, tg_empty: Vec::new(), bandwidth }
     }
 
     pub fn name(&self) -> String {
@@ -52,8 +53,10 @@ impl Measured {
     /// Bits per value from what llama.cpp allocated: f16, always the first row, has 16.
     pub fn finish(&mut self) {
         let Some(f16) = self.rows.first().and_then(|r| r.size) else { return };
+        // Halves are rounded up, though a last bit be missing: 4.625 is 4.63.
+        let rounded = |bits: f64| (bits * 100.0 + 1e-6).round() / 100.0;
         for row in &mut self.rows {
-            row.bits = row.size.map(|size| (16.0 * size.mib / f16.mib * 100.0).round() / 100.0);
+            row.bits = row.size.map(|size| rounded(16.0 * size.mib / f16.mib));
         }
     }
 
@@ -93,11 +96,12 @@ pub fn as_json(all: &[Measured]) -> Value {
         let q = r.quality;
         json!({
             "k": r.pair.k, "v": r.pair.v,
-            "bits_per_value": r.bits, "kv_mib": r.size.map(|s| s.mib), "kv_window_mib": r.size.map(|s| s.window_mib),
+            "bits_per_value": r.bits, "kv_mib": r.size.map(|s| s.mib),
+            "kv_window_mib": r.size.map(|s| s.window_mib), "kv_window_cells": r.size.map(|s| s.window_cells),
             "ppl": q.map(|q| q.ppl), "kld": q.map(|q| q.kld), "same_top": q.map(|q| q.same_top),
             "pp": fastest(&r.pp), "tg": fastest(&r.tg), "tg_limit": if r.tg.is_empty() { None } else { m.limit(r) },
             "depth": m.setup.depth, "ctx": m.setup.ctx, "chunks": m.setup.chunks, "text": m.text(), "model": m.name(),
-            "made_from": m.made_from,
+            "model_sha": m.source.model, "text_sha": m.source.text, "build": m.source.build,
         })
     };
     Value::Array(all.iter().flat_map(|m| m.rows.iter().map(move |r| row(m, r))).collect())
@@ -226,7 +230,10 @@ fn notes(m: &Measured) -> Vec<String> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::compare::perplexity::parse_size;
+    use crate::compare::cache_log::parse_size;
+
+    /// Of model, text and build.
+    pub const SOURCE: (&str, &str, &str) = ("aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc");
 
     pub fn measured() -> Measured {
         let setup = Setup {
@@ -243,7 +250,7 @@ pub(super) mod tests {
         };
         let pairs = [Pair::parse("f16").unwrap(), Pair::parse("q8_0/srft4").unwrap()];
         let mut measured = Measured::new(setup, &pairs, Some(100.0));
-        measured.made_from = "0123456789abcdef".into();
+        measured.source = Source { model: SOURCE.0.into(), text: SOURCE.1.into(), build: SOURCE.2.into() };
         measured.tg_empty = vec![400.0, 500.0, 600.0];
         for (row, mib) in measured.rows.iter_mut().zip(["8000.00", "3250.00"]) {
             row.size = size(mib);
@@ -296,6 +303,16 @@ pub(super) mod tests {
         assert_eq!(rows.len(), 2 * 4);
         assert!(rows.iter().all(|r| r.matches('|').count() == rows[0].matches('|').count()), "{text}");
         assert!(text.contains("- quality: llama-perplexity -f hamlet.txt -c 2048 --chunks 6"), "{text}");
+    }
+
+    #[test]
+    fn halves_of_a_hundredth_are_rounded_up() {
+        let mut m = measured();
+        for mib in [2312.5, 2312.5 * (1.0 - f64::EPSILON)] {
+            m.rows[1].size.as_mut().unwrap().mib = mib;
+            m.finish();
+            assert_eq!(m.rows[1].bits, Some(4.63));
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{ensure, Context, Result};
 use serde_json::Value;
 
-use super::perplexity::{parse_size, CacheSize};
+use super::cache_log::{parse_size, CacheSize};
 use super::Setup;
 use crate::pair::Pair;
 use crate::process;
@@ -30,7 +30,7 @@ pub fn measure(setup: &Setup, pair: &Pair) -> Result<Speed> {
     Ok(Speed {
         pp: speeds(&done.stdout, PROMPT, 0)?,
         tg: speeds(&done.stdout, 0, DECODE)?,
-        size: parse_size(first_context(&done.stderr)),
+        size: parse_size(&done.stderr),
     })
 }
 
@@ -48,15 +48,6 @@ fn run(setup: &Setup, pair: &Pair, depth: u32, prompt: u32) -> Result<process::F
     c.args(["-p", &prompt.to_string(), "-n", &vec![DECODE.to_string(); DECODE_TESTS].join(",")]);
     c.args(["-ctk", &pair.k, "-ctv", &pair.v]);
     process::run_ok(&mut c)
-}
-
-/// llama-bench makes a context for each test, of different sizes; one is enough to know the cache.
-fn first_context(log: &str) -> &str {
-    let mark = "llama_context: constructing llama_context";
-    match log.match_indices(mark).nth(1) {
-        Some((at, _)) => &log[..at],
-        None => log,
-    }
 }
 
 /// Tokens a second of every repetition of the tests of these lengths.

@@ -81,6 +81,23 @@ pub fn place(wanted: &[Wanted], points: &[(f64, f64)], lines: &[Line], clear: f6
     places
 }
 
+/// A place for a name that must have one: the nearest on the panel that is free, beside its point where none is.
+pub fn place_anywhere(w: &Wanted, points: &[(f64, f64)], taken: &[Area], clear: f64, panel: Area) -> Area {
+    let points: Vec<Area> = points.iter().map(|p| Area::around(*p, clear, clear)).collect();
+    let free = |area: &Area| panel.holds(area) && !points.iter().chain(taken).any(|t| t.overlaps(area));
+    let far = |area: &Area| (area.center().0 - w.point.0).hypot(area.center().1 - w.point.1);
+    let columns = ((panel.right - panel.left) / w.width) as u32;
+    let rows = ((panel.bottom - panel.top) / w.height) as u32;
+    let grid = (0..rows).flat_map(|y| (0..columns).map(move |x| (f64::from(x) + 0.5, f64::from(y) + 0.5)));
+    let mut all: Vec<Area> = grid
+        .map(|(x, y)| Area::around((panel.left + x * w.width, panel.top + y * w.height), w.width, w.height))
+        .filter(free)
+        .collect();
+    all.sort_by(|a, b| far(a).total_cmp(&far(b)));
+    let beside = || Area::around((w.point.0 + clear + w.width / 2.0, w.point.1), w.width, w.height);
+    candidates(w, clear).find(free).or(all.first().copied()).unwrap_or_else(beside)
+}
+
 /// Right, left, above, below, then the corners.
 const DIRECTIONS: [(f64, f64); 12] = [
     (1.0, 0.0),
@@ -167,6 +184,20 @@ mod tests {
         assert!(area.is_crossed(((12.0, 12.0), (13.0, 12.5))), "from within to within");
         assert!(!area.is_crossed(((0.0, 12.0), (9.0, 12.0))), "ends before it");
         assert!(!area.is_crossed(((0.0, 9.0), (30.0, 9.0))) && !area.is_crossed(((0.0, 30.0), (30.0, 10.0))));
+    }
+
+    #[test]
+    fn what_must_have_a_place_gets_the_nearest() {
+        let w = || Wanted { point: (200.0, 150.0), width: 20.0, height: 10.0 };
+        let point = [(200.0, 150.0)];
+        let beside = place_anywhere(&w(), &point, &[], 10.0, PANEL);
+        assert_eq!(Some(beside), place(&[w()], &point, &[], 10.0, PANEL)[0]);
+        // Beyond all rings only the strip at the right edge is free.
+        let wall = Area { right: 370.0, ..PANEL };
+        let area = place_anywhere(&w(), &point, &[wall], 10.0, PANEL);
+        assert!(area.left >= 370.0 && (area.center().1 - 150.0).abs() <= 5.0 && PANEL.holds(&area), "{area:?}");
+        // Nowhere: it is written all the same.
+        assert!(place_anywhere(&w(), &point, &[PANEL], 10.0, PANEL).left > 200.0);
     }
 
     #[test]

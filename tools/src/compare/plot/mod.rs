@@ -1,10 +1,12 @@
 //! The result as a picture: KL divergence and decode speed, each against bits per value.
 //!
 //! It must be readable printed in grey: a model is a shape, whether a type is this project's or llama.cpp's is filled
-//! or hollow, and every point has its name. Colours only help.
+//! or hollow, and every point has its name, or a number that is explained below. Colours only help.
 
 mod axis;
 mod labels;
+mod legend;
+mod names;
 mod stroke_font;
 
 use std::path::Path;
@@ -16,7 +18,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::FontTransform;
 
 use axis::{number, Axis};
-use labels::{Area, Line, Wanted};
+use labels::{Area, Line};
+use names::{Label, Mark};
 use stroke_font::StrokeText;
 
 /// One pair of one model.
@@ -88,9 +91,13 @@ const COLORS: [RGBColor; 6] = [
 const INK: RGBColor = RGBColor(40, 40, 40);
 const GREY: RGBColor = RGBColor(226, 226, 226);
 
+/// All that is drawn, at scale 1.
 struct Picture<'a> {
     series: &'a [Series],
     panels: Vec<Panel>,
+    /// Of each panel.
+    contents: Vec<Contents<'a>>,
+    legend: Vec<legend::Line>,
 }
 
 struct Panel {
@@ -100,6 +107,42 @@ struct Panel {
     value: fn(&Dot) -> Option<f64>,
     /// Is less better? Then the least for the bits is joined by a line.
     least: bool,
+}
+
+impl Panel {
+    fn x(&self, inside: Area, bits: f64) -> f64 {
+        inside.left + self.x.place(bits) * (inside.right - inside.left)
+    }
+
+    fn y(&self, inside: Area, value: f64) -> f64 {
+        inside.bottom - self.y.place(value) * (inside.bottom - inside.top)
+    }
+}
+
+/// What a panel shows, where it is.
+struct Contents<'a> {
+    inside: Area,
+    /// The least for the bits, one a series.
+    steps: Vec<Vec<(f64, f64)>>,
+    marks: Vec<Mark<'a>>,
+    labels: Vec<Label>,
+}
+
+impl<'a> Contents<'a> {
+    fn new(panel: &Panel, series: &'a [Series], inside: Area, numbered: &mut Vec<String>) -> Contents<'a> {
+        let at = |(bits, value)| (panel.x(inside, bits), panel.y(inside, value));
+        let mut steps: Vec<Vec<_>> = Vec::new();
+        let mut marks: Vec<Mark> = Vec::new();
+        for (i, series) in series.iter().enumerate() {
+            if panel.least {
+                steps.push(frontier(&series.dots, panel.value).into_iter().map(at).collect());
+            }
+            marks.extend(series.dots.iter().filter_map(|d| Some((i, d, at((d.bits, (panel.value)(d)?))))));
+        }
+        let lines: Vec<Line> = steps.iter().flat_map(|s| s.windows(2).map(|w| (w[0], w[1]))).collect();
+        let labels = names::labels_of(&marks, &lines, inside, numbered);
+        Contents { inside, steps, marks, labels }
+    }
 }
 
 fn kld(dot: &Dot) -> Option<f64> {
@@ -130,7 +173,26 @@ impl<'a> Picture<'a> {
         if panels.is_empty() {
             bail!("nothing was measured that could be plotted");
         }
-        Ok(Picture { series, panels })
+        let mut picture = Picture { series, panels, contents: Vec::new(), legend: Vec::new() };
+        picture.lay_out();
+        Ok(picture)
+    }
+
+    /// Before anything is drawn, because the legend's height is part of the size.
+    fn lay_out(&mut self) {
+        let (width, height) = self.panel_size();
+        let mut numbered = Vec::new();
+        for (i, panel) in self.panels.iter().enumerate() {
+            let left = width * i as f64;
+            let inside = Area {
+                left: left + 62.0,
+                top: HEADER + 8.0,
+                right: left + width - 14.0,
+                bottom: HEADER + height - 40.0,
+            };
+            self.contents.push(Contents::new(panel, self.series, inside, &mut numbered));
+        }
+        self.legend = legend::lines(self.series, &self.how_to_read(), &numbered, self.size().0);
     }
 
     fn panel_size(&self) -> (f64, f64) {
@@ -139,7 +201,7 @@ impl<'a> Picture<'a> {
     }
 
     fn legend_height(&self) -> f64 {
-        LEGEND_LINE * (self.series.len() + self.how_to_read().len()) as f64 + 12.0
+        LEGEND_LINE * self.legend.len() as f64 + 12.0
     }
 
     fn size(&self) -> (f64, f64) {
@@ -180,74 +242,27 @@ impl<'a> Picture<'a> {
         let root = backend.into_drawing_area();
         let pen = Pen { root: &root, scale };
         pen.clear()?;
-        let (width, height) = self.panel_size();
-        for (i, panel) in self.panels.iter().enumerate() {
-            let left = width * i as f64;
-            let inside = Area {
-                left: left + 62.0,
-                top: HEADER + 8.0,
-                right: left + width - 14.0,
-                bottom: HEADER + height - 40.0,
-            };
-            self.draw_panel(&pen, panel, inside)?;
+        for (panel, contents) in self.panels.iter().zip(&self.contents) {
+            draw_axes(&pen, panel, contents.inside)?;
+            draw_contents(&pen, contents)?;
         }
         self.draw_legend(&pen)?;
         root.present().map_err(|e| anyhow!("{e}"))
     }
 
-    fn draw_panel<B: DrawingBackend>(&self, pen: &Pen<B>, panel: &Panel, inside: Area) -> Result<()> {
-        let x = |bits: f64| inside.left + panel.x.place(bits) * (inside.right - inside.left);
-        let y = |value: f64| inside.bottom - panel.y.place(value) * (inside.bottom - inside.top);
-        for tick in panel.x.ticks_of(&BITS) {
-            pen.line(&[(x(tick), inside.top), (x(tick), inside.bottom)], GREY, 1.0)?;
-            pen.text(&number(tick), (x(tick), inside.bottom + 6.0), HPos::Center, VPos::Top, INK)?;
-        }
-        for tick in panel.y.ticks(12) {
-            pen.line(&[(inside.left, y(tick)), (inside.right, y(tick))], GREY, 1.0)?;
-            pen.text(&number(tick), (inside.left - 7.0, y(tick)), HPos::Right, VPos::Center, INK)?;
-        }
-        let Area { left, top, right, bottom } = inside;
-        pen.line(&[(left, top), (left, bottom), (right, bottom)], INK, 1.2)?;
-        pen.text("bits per value", ((left + right) / 2.0, bottom + 24.0), HPos::Center, VPos::Top, INK)?;
-        pen.text(panel.title, (left - 40.0, HEADER - 10.0), HPos::Left, VPos::Center, INK)?;
-
-        let mut lines: Vec<Line> = Vec::new();
-        for (i, series) in self.series.iter().enumerate() {
-            if panel.least {
-                let steps: Vec<_> =
-                    frontier(&series.dots, panel.value).into_iter().map(|(b, v)| (x(b), y(v))).collect();
-                pen.line(&steps, lighter(color(i)), 1.2)?;
-                lines.extend(steps.windows(2).map(|w| (w[0], w[1])));
-            }
-        }
-        let mut marks: Vec<Mark> = Vec::new();
-        for (i, series) in self.series.iter().enumerate() {
-            let of = |d| (panel.value)(d).map(|value| (i, d, (x(d.bits), y(value))));
-            marks.extend(series.dots.iter().filter_map(of));
-        }
-        for (i, dot, at) in &marks {
-            pen.marker(*i, *at, !dot.upstream)?;
-        }
-        draw_names(pen, &marks, &lines, inside)
-    }
-
     fn draw_legend<B: DrawingBackend>(&self, pen: &Pen<B>) -> Result<()> {
         let top = HEADER + self.panel_size().1 + 12.0;
-        let left = 34.0;
-        for (i, series) in self.series.iter().enumerate() {
+        for (i, line) in self.legend.iter().enumerate() {
             let y = top + LEGEND_LINE * i as f64;
-            pen.marker(i, (left, y), true)?;
-            pen.marker(i, (left + 16.0, y), false)?;
-            pen.text(&series.name, (left + 30.0, y), HPos::Left, VPos::Center, INK)?;
-        }
-        for (i, how) in self.how_to_read().iter().enumerate() {
-            let y = top + LEGEND_LINE * (self.series.len() + i) as f64;
-            pen.text(how, (left - 6.0, y), HPos::Left, VPos::Center, INK)?;
+            if let Some(series) = line.series {
+                pen.marker(series, (line.left - 30.0, y), true)?;
+                pen.marker(series, (line.left - 14.0, y), false)?;
+            }
+            pen.text(&line.text, (line.left, y), HPos::Left, VPos::Center, INK)?;
         }
         Ok(())
     }
 
-    /// Lines that a single panel is wide enough for.
     fn how_to_read(&self) -> Vec<&'static str> {
         let mut lines = vec!["filled: types of this project; hollow: llama.cpp's own"];
         if self.panels.iter().any(|p| p.least) {
@@ -257,40 +272,44 @@ impl<'a> Picture<'a> {
     }
 }
 
-/// A mark on a panel: its series, its point, its place.
-type Mark<'a> = (usize, &'a Dot, (f64, f64));
+fn draw_axes<B: DrawingBackend>(pen: &Pen<B>, panel: &Panel, inside: Area) -> Result<()> {
+    let Area { left, top, right, bottom } = inside;
+    for tick in panel.x.ticks_of(&BITS) {
+        let x = panel.x(inside, tick);
+        pen.line(&[(x, top), (x, bottom)], GREY, 1.0)?;
+        pen.text(&number(tick), (x, bottom + 6.0), HPos::Center, VPos::Top, INK)?;
+    }
+    for tick in panel.y.ticks(12) {
+        let y = panel.y(inside, tick);
+        pen.line(&[(left, y), (right, y)], GREY, 1.0)?;
+        pen.text(&number(tick), (left - 7.0, y), HPos::Right, VPos::Center, INK)?;
+    }
+    pen.line(&[(left, top), (left, bottom), (right, bottom)], INK, 1.2)?;
+    pen.text("bits per value", ((left + right) / 2.0, bottom + 24.0), HPos::Center, VPos::Top, INK)?;
+    pen.text(panel.title, (left - 40.0, HEADER - 10.0), HPos::Left, VPos::Center, INK)
+}
 
-/// Names beside the marks; once where several models have the same at the same place.
-fn draw_names<B: DrawingBackend>(pen: &Pen<B>, marks: &[Mark], lines: &[Line], inside: Area) -> Result<()> {
-    let near = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).hypot(a.1 - b.1) < RADIUS;
-    let mut named: Vec<&Mark> = Vec::new();
-    for mark in marks {
-        if !named.iter().any(|other| other.1.name == mark.1.name && near(other.2, mark.2)) {
-            named.push(mark);
-        }
+fn draw_contents<B: DrawingBackend>(pen: &Pen<B>, contents: &Contents) -> Result<()> {
+    for (i, steps) in contents.steps.iter().enumerate() {
+        pen.line(steps, lighter(color(i)), 1.2)?;
     }
-    let size = TEXT - 1.0;
-    let wanted: Vec<Wanted> = named
-        .iter()
-        .map(|(_, dot, point)| {
-            let (width, height) = stroke_font::size_of(&dot.name, size);
-            Wanted { point: *point, width: width + 3.0, height: height + 5.0 }
-        })
-        .collect();
-    let points: Vec<_> = marks.iter().map(|mark| mark.2).collect();
-    let places = labels::place(&wanted, &points, lines, 2.0 * RADIUS + 2.0, inside);
-    for ((i, dot, at), place) in named.iter().zip(places) {
-        let Some(place) = place else { continue };
-        let to = place.nearest(*at);
-        let far = (to.0 - at.0).hypot(to.1 - at.1);
-        if far > 2.4 * RADIUS {
-            let t = 1.3 * RADIUS / far;
-            let from = (at.0 + (to.0 - at.0) * t, at.1 + (to.1 - at.1) * t);
-            pen.line(&[from, to], lighter(color(*i)), 0.8)?;
-        }
-        pen.sized_text(&dot.name, place.center(), (HPos::Center, VPos::Center), darker(color(*i)), size)?;
+    for (i, dot, at) in &contents.marks {
+        pen.marker(*i, *at, !dot.upstream)?;
     }
-    Ok(())
+    contents.labels.iter().try_for_each(|label| draw_label(pen, label))
+}
+
+/// With a thin line from the point where it is not beside it.
+fn draw_label<B: DrawingBackend>(pen: &Pen<B>, label: &Label) -> Result<()> {
+    let Label { text, series, point: at, area } = label;
+    let to = area.nearest(*at);
+    let far = (to.0 - at.0).hypot(to.1 - at.1);
+    if far > 2.4 * RADIUS {
+        let t = 1.3 * RADIUS / far;
+        let from = (at.0 + (to.0 - at.0) * t, at.1 + (to.1 - at.1) * t);
+        pen.line(&[from, to], lighter(color(*series)), 0.8)?;
+    }
+    pen.sized_text(text, area.center(), (HPos::Center, VPos::Center), darker(color(*series)), names::SIZE)
 }
 
 fn color(series: usize) -> RGBColor {
@@ -451,6 +470,33 @@ mod tests {
         assert_eq!(text.matches(">\nf16\n<").count(), 1);
         assert!(text.contains("SmolLM2-135M") && text.contains("Gemma &lt;3&gt;"));
         assert!(text.starts_with("<svg width=\"1210\""), "{}", &text[..80]);
+    }
+
+    #[test]
+    fn a_name_without_room_is_told_below_the_picture() {
+        let mut series = series();
+        let height = Picture::new(&series).unwrap().size().1;
+        let long = format!("srft4{}", (0..20).map(|i| format!(",{i}=srft8")).collect::<String>());
+        series[0].dots.push(dot(&long, 5.0, 0.03, 1.5));
+        let picture = Picture::new(&series).unwrap();
+        let text = picture.svg().unwrap();
+        assert_eq!(text.matches(">\n#1\n<").count(), 2, "on both panels");
+        assert_eq!(text.matches("#1: srft4,0=srft8").count(), 1);
+        assert!(picture.size().1 > height, "there is room for the line");
+    }
+
+    #[test]
+    fn the_legend_stays_within_the_picture() {
+        let name = "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M (ctx 2048; f16 decodes 26.3 tokens/s at depth 4096)";
+        let mut series = series();
+        series.truncate(1);
+        series[0].name = name.into();
+        series[0].dots.iter_mut().for_each(|d| d.speed = None);
+        let picture = Picture::new(&series).unwrap();
+        let right = |line: &legend::Line| line.left + stroke_font::size_of(&line.text, TEXT).0;
+        assert!(picture.legend.iter().all(|line| right(line) < picture.size().0));
+        let shown: String = picture.legend.iter().map(|line| format!("{} ", line.text)).collect();
+        assert!(shown.contains(name), "{shown}");
     }
 
     #[test]
