@@ -117,7 +117,7 @@ ggml_type ggml_ext_cache_type(ggml_type type, char side, const Model & model, co
     layer.k_norm    = weights.k_norm.data();
     layer.n_k_norm  = (int32_t) weights.k_norm.size();
     layer.index     = (int32_t) il;
-    layer.n_layer   = (int32_t) hparams.n_layer();
+    layer.n_layer   = (int32_t) model.hparams.n_layer(); // the model's: some caches get hparams of their own
     layer.head_size = (int32_t) (side == 'k' ? hparams.n_embd_head_k(il) : hparams.n_embd_head_v(il));
     layer.sliding   = hparams.is_swa(il);
 
@@ -168,8 +168,14 @@ template <typename Layers> bool ggml_ext_cache_whole_rows(ggml_type type, const 
 template <typename Hparams>
 std::string ggml_ext_check_context(ggml_type type_k, ggml_type type_v, const Hparams & hparams, bool flash_attn_off) {
     std::vector<uint8_t> layers(hparams.n_layer());
+    // recurrent layers keep no K and V, except where all are: then each has attention beside it, or none has
+    bool all_recurrent = true;
     for (uint32_t il = 0; il < layers.size(); il++) {
-        layers[il] = !hparams.has_kv(il) || hparams.is_recr(il) ? '-' : hparams.is_swa(il) ? 'w' : 'a';
+        all_recurrent = all_recurrent && hparams.is_recr(il);
+    }
+    for (uint32_t il = 0; il < layers.size(); il++) {
+        const bool keeps = hparams.has_kv(il) && hparams.n_head_kv(il) > 0 && (all_recurrent || !hparams.is_recr(il));
+        layers[il] = !keeps ? '-' : hparams.is_swa(il) ? 'w' : 'a';
     }
     const int32_t n_layer = (int32_t) layers.size();
 

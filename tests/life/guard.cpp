@@ -58,7 +58,7 @@ void test_weights() {
         const double guarded = loss(shape, { "srft4", "f16" }), bare = loss(shape, { "srft4,guard=off", "f16" });
         check_below(guarded, 0.5*bare, "what the guard leaves of the loss of " + std::to_string(bare));
     }
-    if (begin_case("the guard where nothing is large")) {
+    if (begin_case("the guard where there is nothing to see")) {
         for (const Shape * shape : { &HEADS_OF_64, &HEADS_OF_128, &WINDOWED }) {
             check(!has(log_of(*shape, { "srft2", "srft2" }), "guard:"), shape->name);
         }

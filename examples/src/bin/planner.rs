@@ -76,7 +76,7 @@ fn main() -> Result<()> {
         let token = match cache_bytes(&shape, 1, k, v) {
             Ok(bytes) => bytes,
             Err(why) => {
-                println!("{text:<14}{why}");
+                println!("{text:<14} {why}");
                 continue;
             }
         };

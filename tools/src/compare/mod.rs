@@ -167,7 +167,8 @@ fn measure_quality(options: &Options, all: &mut [Measured], known: &Known, bar: 
             bar.begin(*step, &format!("{name} {} quality", pair.name()));
             let got = run.measure(&pair)?;
             let row = &mut all[last].rows[i];
-            (row.quality, row.size) = (Some(got.statistics), got.size);
+            // llama.cpp rounds a context up to 256 cells.
+            (row.quality, row.size) = (Some(got.statistics), got.size.map(|size| size.at(setup.ctx)));
         }
         all[last].finish();
         if let Some(path) = options.json.as_deref().filter(|path| *path != Path::new("-")) {

@@ -1,10 +1,10 @@
 //! Test programs in C++, built in the tree, which count for themselves.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
-use std::sync::{mpsc, Arc, Mutex, PoisonError};
+use std::io::{self, BufRead, BufReader};
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -32,21 +32,15 @@ fn run_within(command: &mut Command, name: &str, limit: Duration, tally: &mut Ta
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run {}", process::shown(command)))?;
-    let stdout = child.stdout.take();
-    let child = Arc::new(Mutex::new(child));
-    let (ended, waiting) = mpsc::channel::<()>();
-    let watched = Arc::clone(&child);
-    let watch = thread::spawn(move || {
-        let late = waiting.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout);
-        if late {
-            // What has just ended by itself need not be killed.
-            let _ = watched.lock().unwrap_or_else(PoisonError::into_inner).kill();
-        }
-        late
-    });
+    let lines = lines_of(child.stdout.take());
+    let end = Instant::now() + limit;
     let mut counts = None;
-    for line in stdout.map(BufReader::new).into_iter().flat_map(BufRead::lines) {
-        let line = line?;
+    let late = loop {
+        let line = match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(line) => line?,
+            Err(RecvTimeoutError::Disconnected) => break false,
+            Err(RecvTimeoutError::Timeout) => break true,
+        };
         match parse_counts(&line) {
             // Kept off the output: the suite has a closing line of its own.
             Some(found) => counts = Some(found),
@@ -56,14 +50,14 @@ fn run_within(command: &mut Command, name: &str, limit: Duration, tally: &mut Ta
                 _ => println!("{line}"),
             },
         }
-    }
-    drop(ended);
-    let late = watch.join().unwrap_or_default();
-    let status = child.lock().unwrap_or_else(PoisonError::into_inner).wait()?;
+    };
     if late {
+        child.kill()?;
+        child.wait()?;
         tally.fail(name, &format!("it had not ended after {} minutes and was killed", limit.as_secs() / 60));
         return Ok(());
     }
+    let status = child.wait()?;
     let Some([passed, failed, skipped]) = counts else {
         tally.fail(name, &format!("it ended ({status}) without counting its tests"));
         return Ok(());
@@ -77,6 +71,19 @@ fn run_within(command: &mut Command, name: &str, limit: Duration, tally: &mut Ta
         tally.fail(name, &format!("it counted no failure but ended with {status}"));
     }
     Ok(())
+}
+
+/// Read beside the program: children of its own may hold its output open when it is gone.
+fn lines_of(stdout: Option<ChildStdout>) -> mpsc::Receiver<io::Result<String>> {
+    let (send, lines) = mpsc::channel();
+    thread::spawn(move || {
+        for line in stdout.map(BufReader::new).into_iter().flat_map(BufRead::lines) {
+            if send.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    lines
 }
 
 #[cfg(all(test, unix))]
@@ -99,7 +106,7 @@ mod tests {
         for bad in ["exit 0", "echo '3 passed, 0 failed, 0 skipped'; exit 1"] {
             assert_eq!(tally_of(bad, long).failed, 1, "{bad}");
         }
-        let tally = tally_of("echo '3 passed, 0 failed, 0 skipped'; exec sleep 60", Duration::from_millis(100));
+        let tally = tally_of("echo '3 passed, 0 failed, 0 skipped'; sleep 5 & wait", Duration::from_millis(100));
         assert_eq!((tally.passed, tally.failed), (0, 1));
     }
 }
