@@ -6,7 +6,24 @@ use std::panic::catch_unwind;
 use std::path::Path;
 use std::process::Command;
 
+use bindgen::callbacks::{EnumVariantCustomBehavior, EnumVariantValue, ParseCallbacks};
+
 use crate::{has, python, Result, Setup};
+
+/// A patch widens `ggml_type` by an enumerator that says nothing to a program; the original has none.
+#[derive(Debug)]
+struct HideOurs;
+
+impl ParseCallbacks for HideOurs {
+    fn enum_variant_behavior(
+        &self,
+        _: Option<&str>,
+        name: &str,
+        _: EnumVariantValue,
+    ) -> Option<EnumVariantCustomBehavior> {
+        name.starts_with("GGML_TYPE_EXT_").then_some(EnumVariantCustomBehavior::Hide)
+    }
+}
 
 pub fn write(setup: &Setup, source: &Path) -> Result<()> {
     let mut builder = bindgen::Builder::default()
@@ -18,6 +35,7 @@ pub fn write(setup: &Setup, source: &Path) -> Result<()> {
         .allowlist_item("gguf_.*")
         .allowlist_item("llama_.*")
         .allowlist_recursively(false)
+        .parse_callbacks(Box::new(HideOurs))
         .raw_line("type FILE = ::std::os::raw::c_void;")
         .prepend_enum_name(false);
     if has("common") {
