@@ -1,7 +1,6 @@
 //! What is measured, in which order, and what is left out and why. Parent and child make the same plan from the same
 //! arguments, so that a measurement is known by its numbers.
 
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{bail, Result};
@@ -9,7 +8,7 @@ use anyhow::{bail, Result};
 use super::shape::{Shape, SHAPES, SMOLLM2};
 use super::Options;
 use crate::pair::Pair;
-use crate::types;
+use crate::{cpu, types};
 
 /// Upstream's, measured beside ours whatever is asked for.
 const UPSTREAM: [&str; 3] = ["f16", "q8_0", "q4_0"];
@@ -74,7 +73,7 @@ impl Plan {
     pub fn new(options: &Options) -> Result<Plan> {
         let effort = if options.quick { effort(1, 10, 50) } else { effort(3, 20, 100) };
         let threads = match options.threads.as_slice() {
-            [] => vec![available_parallelism().map_or(1, |n| n.get())],
+            [] => vec![cpu::cores() as usize],
             some => some.to_vec(),
         };
         let cells = match (options.cells.as_slice(), options.quick) {

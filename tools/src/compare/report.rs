@@ -46,7 +46,7 @@ impl Measured {
         self.setup.model.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    pub fn text(&self) -> String {
+    fn text(&self) -> String {
         self.setup.text.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 

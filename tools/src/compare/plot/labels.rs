@@ -64,18 +64,36 @@ pub struct Wanted {
     pub height: f64,
 }
 
+/// Where names may not be.
+struct Crowd {
+    panel: Area,
+    points: Vec<Area>,
+    names: Vec<Area>,
+}
+
+impl Crowd {
+    /// `clear` is kept free around all `points`.
+    fn new(points: &[(f64, f64)], names: &[Area], clear: f64, panel: Area) -> Crowd {
+        let points = points.iter().map(|p| Area::around(*p, clear, clear)).collect();
+        Crowd { panel, points, names: names.to_vec() }
+    }
+
+    fn leaves(&self, area: &Area) -> bool {
+        self.panel.holds(area) && !self.points.iter().chain(&self.names).any(|t| t.overlaps(area))
+    }
+}
+
 /// A place for each name, in the order given: as near as there is room, none where there is none. `clear` is kept free
 /// around all `points`, and `lines` are crossed only where there is no other place near by.
 pub fn place(wanted: &[Wanted], points: &[(f64, f64)], lines: &[Line], clear: f64, panel: Area) -> Vec<Option<Area>> {
-    let points: Vec<Area> = points.iter().map(|p| Area::around(*p, clear, clear)).collect();
-    let mut taken: Vec<Area> = Vec::new();
+    let mut crowd = Crowd::new(points, &[], clear, panel);
     let mut places = Vec::new();
     for w in wanted {
-        let free = |area: &Area| panel.holds(area) && !points.iter().chain(&taken).any(|t| t.overlaps(area));
+        let free = |area: &Area| crowd.leaves(area);
         let off_lines = |area: &Area| free(area) && !lines.iter().any(|line| area.is_crossed(*line));
         let mut near = candidates(w, clear).take(NEAR_RINGS * DIRECTIONS.len());
         let found = near.find(off_lines).or_else(|| candidates(w, clear).find(free));
-        taken.extend(found);
+        crowd.names.extend(found);
         places.push(found);
     }
     places
@@ -83,19 +101,19 @@ pub fn place(wanted: &[Wanted], points: &[(f64, f64)], lines: &[Line], clear: f6
 
 /// A place for a name that must have one: the nearest on the panel that is free, beside its point where none is.
 pub fn place_anywhere(w: &Wanted, points: &[(f64, f64)], taken: &[Area], clear: f64, panel: Area) -> Area {
-    let points: Vec<Area> = points.iter().map(|p| Area::around(*p, clear, clear)).collect();
-    let free = |area: &Area| panel.holds(area) && !points.iter().chain(taken).any(|t| t.overlaps(area));
+    let crowd = Crowd::new(points, taken, clear, panel);
+    let free = |area: &Area| crowd.leaves(area);
     let far = |area: &Area| (area.center().0 - w.point.0).hypot(area.center().1 - w.point.1);
     let columns = ((panel.right - panel.left) / w.width) as u32;
     let rows = ((panel.bottom - panel.top) / w.height) as u32;
-    let grid = (0..rows).flat_map(|y| (0..columns).map(move |x| (f64::from(x) + 0.5, f64::from(y) + 0.5)));
-    let mut all: Vec<Area> = grid
-        .map(|(x, y)| Area::around((panel.left + x * w.width, panel.top + y * w.height), w.width, w.height))
-        .filter(free)
-        .collect();
-    all.sort_by(|a, b| far(a).total_cmp(&far(b)));
+    let on_grid = || {
+        let grid = (0..rows).flat_map(|y| (0..columns).map(move |x| (f64::from(x) + 0.5, f64::from(y) + 0.5)));
+        grid.map(|(x, y)| Area::around((panel.left + x * w.width, panel.top + y * w.height), w.width, w.height))
+            .filter(free)
+            .min_by(|a, b| far(a).total_cmp(&far(b)))
+    };
     let beside = || Area::around((w.point.0 + clear + w.width / 2.0, w.point.1), w.width, w.height);
-    candidates(w, clear).find(free).or(all.first().copied()).unwrap_or_else(beside)
+    candidates(w, clear).find(free).or_else(on_grid).unwrap_or_else(beside)
 }
 
 /// Right, left, above, below, then the corners.
