@@ -303,36 +303,18 @@ static inline void kv_writer_encode(
     simdgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
 }
 
-// The I-frame of a group: the mean of the group before where that is fully written, else the key; zeros where rows are there
-// already without one. `work` and u are used up.
+// The I-frame of a group: the key; zeros where rows are there already without one.
 static inline kv_writer kv_writer_found(
-        kv_writer w, bool follows, threadgroup const float * key, threadgroup const float * levels, uint lane,
-        threadgroup float * m, threadgroup float * u, threadgroup float * work) {
+        kv_writer w, threadgroup const float * key, uint lane, threadgroup float * m) {
     const uint size = FC_rows_size, kind = FC_rows_kind;
-    bool taken = false, whole = follows;
-    for (uint t = lane; t < KV_DELTA_CELLS; t += 32) {
-        taken = taken || (t < w.rows && kv_delta_kind(w.group_row + t*w.step) != KV_DELTA_EMPTY);
-        whole = whole && kv_delta_kind(w.group_row - (KV_DELTA_CELLS - t)*w.step) != KV_DELTA_EMPTY;
+    bool taken = false;
+    for (uint t = lane; t < w.rows; t += 32) {
+        taken = taken || kv_delta_kind(w.group_row + t*w.step) != KV_DELTA_EMPTY;
     }
     taken = simd_any(taken);
-    whole = simd_all(whole) && !taken;
-    if (whole) {
-        kv_writer before = w;
-        before.group_row = w.group_row - KV_DELTA_CELLS*w.step;
-        for (uint i = lane; i < size; i += 32) {
-            m[i] = kv_delta_frame(before.group_row, w.step, kind, size, KV_DELTA_CELLS, i);
-            work[i] = 0.0f;
-        }
-        for (uint t = 0; t < KV_DELTA_CELLS; ++t) {
-            kv_writer_step(before, t, m, levels, lane, u);
-            for (uint i = lane; i < size; i += 32) {
-                work[i] += u[i];
-            }
-        }
-    }
     bool beyond = false;
     for (uint i = lane; i < size; i += 32) {
-        m[i] = taken ? 0.0f : whole ? fma(work[i], 1.0f/KV_DELTA_CELLS, m[i]) : key[i];
+        m[i] = taken ? 0.0f : key[i];
         beyond = beyond || fabs(m[i]) > KV_DELTA_LIMIT;
     }
     beyond = simd_any(beyond);
@@ -406,7 +388,7 @@ kernel void kv_set_groups(
                 }
             }
             if ((*(device const ushort *) (group_row + kv_delta_share(kind, size)) & 1) == 0) {
-                w = kv_writer_found(w, cell >= KV_DELTA_CELLS, key, levels, lane, m, u, work);
+                w = kv_writer_found(w, key, lane, m);
             }
             // The row behind, if it is chained to what is overwritten, is kept as the key that it stands for.
             const bool has_before = t > 0 && kv_delta_kind(target - w.step) != KV_DELTA_EMPTY;

@@ -212,6 +212,9 @@ uint64_t ggml_ext_state_checksum(const void * data, size_t size);
 // cells of which free[i] says whether they are. False where there are not enough free groups.
 bool ggml_ext_state_place(const uint32_t * cells, size_t n, uint32_t source_cells, const bool * free, size_t n_free,
                           int32_t group_cells, uint32_t * to);
+// Whole groups of a cache, `cells` cells of so many heads: what belongs to cells that keep[i] does not name is taken out.
+// Rows that are left keep their bits, unless they or their I-frame are coded by what goes: then they are coded anew.
+bool ggml_ext_state_keep(int32_t type, int32_t heads, void * rows, size_t cells, const bool * keep);
 // Cells from[i] of `src` decoded and written to cells to[i] of `dst`, for types whose cells are coded together.
 bool ggml_ext_state_recode(int32_t type, int32_t heads, const void * src, size_t src_cells, void * dst, size_t dst_cells,
                            const uint32_t * from, const uint32_t * to, size_t n);

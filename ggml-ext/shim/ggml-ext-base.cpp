@@ -5,6 +5,7 @@
 #include "ggml-impl.h"
 
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -141,6 +142,8 @@ uint8_t ggml_ext_rpc_greeting(const ggml_backend_t * backends, size_t n) {
 
 namespace {
 
+std::atomic<bool> groups_in_use{false};
+
 std::mutex                               greetings_mutex;
 std::unordered_map<std::string, uint8_t> greetings;
 
@@ -175,7 +178,14 @@ ggml_type ggml_ext_cache_type_for(ggml_type type, char side, const ggml_ext_laye
                  ggml_ext_type_get(id)->family, rpc ? " (the server behind it does not have the type, or another version of it)" : "");
         return GGML_TYPE_COUNT;
     }
+    if (ggml_ext_is_ours(res) && ggml_ext_type_get(id)->group_cells > 1) {
+        groups_in_use = true;
+    }
     return res;
+}
+
+bool ggml_ext_groups_in_use(void) {
+    return groups_in_use;
 }
 
 void ggml_ext_warn_of_idle_parts(ggml_type type, char side, const uint8_t * layers, int32_t n_layer) {

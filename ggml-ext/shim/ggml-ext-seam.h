@@ -47,6 +47,9 @@ bool ggml_ext_rpc_serves(const char * endpoint);
 enum ggml_type ggml_ext_cache_type_for(enum ggml_type type, char side, const struct ggml_ext_layer * layer,
                                        ggml_backend_dev_t dev, char * err, size_t err_size);
 
+// Has a layer of any cache of this process had a type whose cells are coded together?
+bool ggml_ext_groups_in_use(void);
+
 // Says in the log what of a spec changes nothing on a model (ggml_ext_idle_parts).
 void ggml_ext_warn_of_idle_parts(enum ggml_type type, char side, const uint8_t * layers, int32_t n_layer);
 

@@ -5,10 +5,12 @@
 // on, and one reads. Nothing of a context is touched before the header of a state was compared with it as a whole and all
 // of its bytes are there; rows are put in place when the caches have taken the rest.
 //
-// Rows that stand alone pass as they are. Cells that are coded together travel as whole groups (see src/state.rs).
+// Rows that stand alone pass as they are. Cells that are coded together travel as whole groups (see src/state.rs), without
+// what other sequences have in them.
 // States of caches without a type of ours are llama.cpp's own, byte for byte.
 #pragma once
 
+#include "ggml-ext-groups.h"
 #include "ggml-ext-seam.h"
 
 #include "llama-impl.h"
@@ -22,18 +24,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-inline uint32_t ggml_ext_group_cells(ggml_type type) {
-    return ggml_ext_is_ours(type) ? (uint32_t) ggml_ext_type_get(type)->group_cells : 1;
-}
-
-template <typename Layers> uint32_t ggml_ext_cache_group_cells(const Layers & layers) {
-    uint32_t res = 1;
-    for (const auto & layer : layers) {
-        res = std::max(res, ggml_ext_group_cells(layer.k->type));
-    }
-    return res;
-}
 
 // The whole groups that cells of a tensor touch, each once, as the ranges of one tensor come by in ascending order.
 class ggml_ext_group_ranges {
@@ -190,16 +180,7 @@ bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const
     return survey->brief;
 }
 
-// The cells of one stream that llama_kv_cache::state_write is about to write.
-template <typename Ranges> void ggml_ext_state_cells(llama_io_write_i & io, uint32_t stream, const Ranges & ranges) {
-    if (auto * survey = dynamic_cast<ggml_ext_state_survey *>(&io)) {
-        for (const auto & range : ranges) {
-            survey->caches.back().ranges.push_back({ stream, range.first, range.second });
-        }
-    }
-}
-
-// Passes rows on and nothing else.
+// Passes rows on and nothing else. Of groups, what belongs to cells that are not saved is taken out.
 class ggml_ext_state_rows : public llama_io_write_i {
   public:
     explicit ggml_ext_state_rows(llama_io_write_i & io) : io(io) {}
@@ -208,17 +189,55 @@ class ggml_ext_state_rows : public llama_io_write_i {
 
     void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
         groups.widen(tensor, offset, size);
-        if (size > 0) {
+        const uint32_t group = ggml_ext_group_cells(tensor->type);
+        if (group == 1) {
             io.write_tensor(tensor, offset, size);
+            return;
+        }
+        if (!wanted) {
+            throw std::runtime_error("rows are written before their cells are named");
+        }
+        // whole groups, about a megabyte at a time
+        const size_t  cell  = tensor->nb[1];
+        const size_t  step  = std::max<size_t>(1, (1 << 20)/(group*cell))*group*cell;
+        const int32_t heads = (int32_t) (tensor->ne[0]/ggml_blck_size(tensor->type));
+        for (const size_t end = offset + size; offset < end; offset += step) {
+            buffer.resize(std::min(step, end - offset));
+            ggml_backend_tensor_get(tensor, buffer.data(), offset, buffer.size());
+            if (!ggml_ext_state_keep(tensor->type, heads, buffer.data(), buffer.size()/cell, wanted.get() + offset/cell)) {
+                throw std::runtime_error("the rows of other sequences could not be taken out");
+            }
+            io.write(buffer.data(), buffer.size());
         }
     }
 
     size_t n_bytes() override { return io.n_bytes(); }
 
+    template <typename Cells> void stream(const Cells & cells, llama_seq_id seq_id) {
+        wanted.reset(new bool[cells.size()]);
+        for (uint32_t i = 0; i < cells.size(); i++) {
+            wanted[i] = !cells.is_empty(i) && (seq_id < 0 || cells.seq_has(i, seq_id));
+        }
+    }
+
   private:
-    llama_io_write_i &    io;
-    ggml_ext_group_ranges groups;
+    llama_io_write_i &      io;
+    ggml_ext_group_ranges   groups;
+    std::unique_ptr<bool[]> wanted;  // the sequence's cells of the stream whose rows come next, behind its window too
+    std::vector<uint8_t>    buffer;
 };
+
+// The cells of one stream that llama_kv_cache::state_write is about to write.
+template <typename Cells, typename Ranges>
+void ggml_ext_state_cells(llama_io_write_i & io, uint32_t stream, const Cells & cells, llama_seq_id seq_id, const Ranges & ranges) {
+    if (auto * survey = dynamic_cast<ggml_ext_state_survey *>(&io)) {
+        for (const auto & range : ranges) {
+            survey->caches.back().ranges.push_back({ stream, range.first, range.second });
+        }
+    } else if (auto * rows = dynamic_cast<ggml_ext_state_rows *>(&io)) {
+        rows->stream(cells, seq_id);
+    }
+}
 
 // llama.cpp keeps states on the device row by row; groups go through the host.
 template <typename Memory> llama_state_seq_flags ggml_ext_state_flags(const Memory * memory, llama_seq_id seq_id, llama_state_seq_flags flags) {
@@ -363,6 +382,16 @@ class ggml_ext_state_reader : public llama_io_read_i {
                                                   cells.size(), (int32_t) group, to.data());
         }
         if (group > 1 && !current->whole) {
+            for (const uint32_t cell : to) {
+                const uint32_t begin = cell/group*group, end = std::min(begin + group, cells.size());
+                bool free = true;
+                for (uint32_t i = begin; i < end && free; i++) {
+                    free = cells.is_empty(i);
+                }
+                if (free) {
+                    current->renewed.insert(begin);
+                }
+            }
             LLAMA_LOG_WARN("%s: there are not enough free groups of %u cells: keys are decoded and written anew\n", __func__, group);
         }
         current->to = to;
@@ -388,6 +417,7 @@ class ggml_ext_state_reader : public llama_io_read_i {
         uint32_t source_cells;
         bool     whole = false;
         std::vector<uint32_t> from, to;
+        std::set<uint32_t>    renewed;  // first cells of groups that were free: what is in them is forgotten
 
         // Rows of all groups that the cells are in.
         size_t source_rows(uint32_t group) const {
@@ -444,15 +474,18 @@ class ggml_ext_state_reader : public llama_io_read_i {
         const ggml_tensor * t     = j.tensor;
         const uint32_t      group = ggml_ext_group_cells(t->type);
         std::vector<uint32_t> rows;  // in the groups that travelled
-        uint32_t first = 0;
+        uint32_t arrived = 0;
         for (size_t i = 0; i < j.cells->from.size(); i++) {
             const uint32_t cell = j.cells->from[i];
-            first += i > 0 && cell/group != j.cells->from[i - 1]/group ? group : 0;
-            rows.push_back(first + cell%group);
+            arrived += i > 0 && cell/group != j.cells->from[i - 1]/group ? group : 0;
+            rows.push_back(arrived + cell%group);
         }
         const size_t bytes = t->ne[1]*t->nb[1];
         std::vector<uint8_t> cache(bytes);
         ggml_backend_tensor_get(t, cache.data(), 0, bytes);
+        for (const uint32_t first : j.cells->renewed) {
+            std::fill_n(cache.begin() + first*t->nb[1], std::min<size_t>(group, t->ne[1] - first)*t->nb[1], 0);
+        }
         ggml_ext_state_recode(t->type, (int32_t) (t->ne[0]/ggml_blck_size(t->type)), j.data, j.size/t->nb[1], cache.data(), t->ne[1],
                               rows.data(), j.cells->to.data(), rows.size());
         ggml_backend_tensor_set(j.tensor, cache.data(), 0, bytes);

@@ -7,10 +7,14 @@
 //! Rows are written one at a time in the order of the calls, so that the bytes depend on the order of writes alone:
 //!
 //! ```text
-//! a group without I-frame gets one: the mean of the group before, where that is fully written, else this key
+//! a group without I-frame gets one: this key
 //! row t becomes what is the least of key - m - RHO u_(t-1), key - m and the key
 //! row t+1, if it was chained to what row t held, is coded anew without it, with the value that it had
 //! ```
+//!
+//! No group looks at another, so groups can be written side by side, moved, saved and restored by themselves, and a key has
+//! the same bytes whatever the cells around its group have held. (The mean of the group before is the better I-frame
+//! by 0 to 7% of the divergence, docs/types.md, but ties every group to the history of its neighbour.)
 //!
 //! So a write touches one row more at most. That row is rounded once more, and the rows chained to it move by RHO,
 //! RHO^2, … of what that rounding took; it is not chained anymore and not touched again, so losses do not add up over
@@ -35,8 +39,6 @@ pub struct Place {
     pub stride: usize,
     /// Rows of the group: GROUP_CELLS, fewer at the end of a cache.
     pub rows: usize,
-    /// Is there a group before this one?
-    pub follows: bool,
     /// The row's number in the group.
     pub row: usize,
 }
@@ -71,7 +73,6 @@ impl Layout {
             group: row.wrapping_sub(in_group * self.stride),
             stride: self.stride,
             rows: GROUP_CELLS.min(self.cells - (cell - in_group)),
-            follows: cell >= GROUP_CELLS,
             row: in_group,
         };
         (place, stream * (self.stride / self.row_bytes) + head)
@@ -164,7 +165,7 @@ impl Walker {
                 self.encode(place, row + 1, after, false);
             }
         }
-        // The step to this row is left to who goes on from it: in generation that is nobody.
+        // The next row takes this step if it is chained to this one; during generation another walker writes it.
         self.at = self.at.filter(|&at| at < row);
     }
 
@@ -196,48 +197,37 @@ impl Walker {
         }
     }
 
-    /// Gives a group its I-frame.
+    /// Gives a group its I-frame: the key.
     unsafe fn found(&mut self, place: Place, key: &[f32]) {
-        // SAFETY: the caller's promise; a group that follows another has GROUP_CELLS rows before it.
+        // SAFETY: the caller's promise.
         unsafe {
             // Rows that are there without one, from elsewhere, have been read with zeros.
-            let taken = Delta::flags::<Lanes>(place.group, place.stride, place.rows).written != 0;
-            let mean = place.follows.then(|| place.group.sub(GROUP_CELLS * place.stride)).and_then(|group| {
-                let before = Place { group, rows: GROUP_CELLS, follows: false, row: 0, ..place };
-                self.mean(before)
-            });
-            self.group = place.group;
-            self.at = None;
-            match mean {
-                _ if taken => self.m.fill(0.0),
-                Some(mean) => self.m = mean,
-                None => self.m[..key.len()].copy_from_slice(key),
+            if Delta::flags::<Lanes>(place.group, place.stride, place.rows).written != 0 {
+                self.m.fill(0.0);
+            } else {
+                self.m[..key.len()].copy_from_slice(key);
             }
             self.format.set_frame(&mut self.m, place.group, place.stride, place.rows);
         }
     }
 
-    /// The mean of a group's keys in the rotated domain, if all are written.
-    unsafe fn mean(&mut self, place: Place) -> Option<Box<[f32]>> {
-        let mut mean: Box<[f32]> = vec![0.0; self.width].into();
+    /// Is the I-frame the key of one of these rows, or of nobody? A row that founded its group is as far from it as f16
+    /// rounds, and stays so while it is there.
+    unsafe fn frame_is_one_of(&mut self, place: Place, rows: u64) -> bool {
+        const NEAR: f32 = 1.0 / 256.0;
+        // At the end of a cache a group has no room for all of it.
+        let stored = self.format.size().min(place.rows * self.format.slots());
+        let largest = |x: &[f32]| x[..stored].iter().fold(0.0f32, |max, x| max.max(x.abs()));
         // SAFETY: the caller's promise.
         unsafe {
-            let flags = Delta::flags::<Lanes>(place.group, place.stride, place.rows);
-            if flags.written != u64::MAX {
-                return None;
-            }
             self.enter(place);
-            for row in 0..GROUP_CELLS {
-                self.go_to(place, row);
-                for (sum, u) in mean.iter_mut().zip(&self.u) {
-                    *sum += u;
-                }
-            }
+            let near = NEAR * largest(&self.m);
+            near == 0.0
+                || (0..place.rows).filter(|row| rows >> row & 1 != 0).any(|row| {
+                    self.go_to(place, row);
+                    largest(&self.u) <= near
+                })
         }
-        for (mean, m) in mean.iter_mut().zip(&self.m) {
-            *mean = mean.mul_add(1.0 / GROUP_CELLS as f32, *m);
-        }
-        Some(mean)
     }
 
     /// Brings `u` to a written row.
@@ -303,6 +293,39 @@ fn place_in(format: Delta, rows: *mut u8, bytes: usize, row: usize) -> Place {
     let stride = format.row_bytes();
     let layout = Layout { base: rows, stride, cells: bytes / stride, row_bytes: stride };
     layout.place(rows.wrapping_add(row * stride)).0
+}
+
+/// Empties the rows of a group that bit t of `kept` does not name, so that nothing of their keys is left: see
+/// [`crate::state::keep`].
+///
+/// # Safety
+/// `place` is a row of a group of this format that is the caller's alone.
+pub unsafe fn keep(format: Delta, kernels: &'static Kernels, place: Place, kept: u64) {
+    let size = format.size();
+    let at = |row: usize| Place { row, ..place };
+    // SAFETY: rows of the caller's group.
+    unsafe {
+        let flags = Delta::flags::<Lanes>(place.group, place.stride, place.rows);
+        let stays = flags.written & kept;
+        let leans_on_others = flags.chained & stays & !(stays << 1) != 0;
+        let clear = |row: usize, bytes: usize| place.group.add(row * place.stride).write_bytes(0, bytes);
+        let mut walker = Walker::new(format, kernels);
+        if stays == 0 || (!leans_on_others && walker.frame_is_one_of(place, stays)) {
+            let bytes = if stays == 0 { format.row_bytes() } else { format.residual().row_bytes() };
+            (0..place.rows).filter(|row| stays >> row & 1 == 0).for_each(|row| clear(row, bytes));
+            return;
+        }
+        let rows: Vec<usize> = (0..place.rows).filter(|row| stays >> row & 1 != 0).collect();
+        let mut keys = vec![0.0f32; rows.len() * size];
+        for (&row, key) in rows.iter().zip(keys.chunks_exact_mut(size)) {
+            walker.read(at(row), key);
+        }
+        (0..place.rows).for_each(|row| clear(row, format.row_bytes()));
+        let mut walker = Walker::new(format, kernels);
+        for (&row, key) in rows.iter().zip(keys.chunks_exact(size)) {
+            walker.write(at(row), key);
+        }
+    }
 }
 
 /// What a row says it is.

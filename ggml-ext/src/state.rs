@@ -18,13 +18,14 @@
 //! All little-endian. The metadata (llama.cpp's own, positions and sequences) and then the rows follow. Rows that stand alone
 //! are the bytes of their cells in order. Cells that are coded together travel as whole groups, every row of each group
 //! that holds a cell of the state: an I-frame is spread over its group, and a chained row means nothing without those before
-//! it. Groups that find a free group to go to decode to the same keys bit for bit, whichever it is; where there is none,
+//! it. Rows of cells that are not in the state are emptied first ([`keep`]). Groups that find a free group to go to decode to the same keys bit for bit, whichever it is; where there is none,
 //! rows are decoded and written to the cells that there are ([`recode`]), rounded once more as a context shift rounds them.
 //!
 //! A table that changes gets a new version in [`Concrete::version`]; a state of an older one is then decoded by the older
 //! table and written by the new. There is one version so far, and states of others are refused by name.
 
-use crate::groups::{Layout, Walker};
+use crate::codec::delta::{Delta, GROUP_CELLS};
+use crate::groups::{self, Layout, Walker};
 use crate::isa;
 use crate::rotation::Rotation;
 use crate::spec::Member;
@@ -432,18 +433,7 @@ pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], 
         return Err(format!("cell {cell} is outside of the cache"));
     }
     let stride = heads * c.row_bytes();
-    let layout = |rows: Rows| {
-        let tensor = Tensor {
-            kind: id,
-            ne: [0; 4],
-            nb: [0; 4],
-            data: rows.data,
-            to_float: None,
-            view: View { offset: 0, row_bytes: stride, rows: rows.cells as i64 },
-        };
-        Layout::of(&tensor, format)
-    };
-    let (reads, writes) = (layout(src), layout(dst));
+    let (reads, writes) = (layout(c, format, heads, src), layout(c, format, heads, dst));
     let mut key = vec![0.0f32; c.head_size];
     for head in 0..heads {
         let (mut reader, mut writer) = (Walker::new(format, isa::kernels()), Walker::new(format, isa::kernels()));
@@ -454,6 +444,44 @@ pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], 
                 reader.read(reads.place(row(src, from)).0, &mut key);
                 writer.write(writes.place(row(dst, to)).0, &key);
             }
+        }
+    }
+    Ok(())
+}
+
+fn layout(c: Concrete, format: Delta, heads: usize, rows: Rows) -> Layout {
+    let tensor = Tensor {
+        kind: c.id(),
+        ne: [0; 4],
+        nb: [0; 4],
+        data: rows.data,
+        to_float: None,
+        view: View { offset: 0, row_bytes: heads * c.row_bytes(), rows: rows.cells as i64 },
+    };
+    Layout::of(&tensor, format)
+}
+
+/// Takes out of whole groups what belongs to cells that `keep` does not name: their rows, and an I-frame that is none of
+/// the kept keys. Kept rows stay as they are, bit for bit, unless they are coded by what goes: then the kept keys of that
+/// group and head are decoded and written anew, rounded once more.
+///
+/// # Safety
+/// `rows` holds its cells, from the beginning of a group on, and nobody else uses them meanwhile.
+pub unsafe fn keep(id: i32, heads: usize, rows: Rows, keep: &[bool]) -> Result<(), String> {
+    let Some((c, Storage::Grouped(format))) = concrete(id).map(|c| (c, c.storage())) else {
+        return Err(format!("type {id} has no cells that are coded together"));
+    };
+    if keep.len() != rows.cells {
+        return Err(format!("there are {} flags for {} cells", keep.len(), rows.cells));
+    }
+    let layout = layout(c, format, heads, rows);
+    let stride = heads * c.row_bytes();
+    for (group, keep) in keep.chunks(GROUP_CELLS).enumerate() {
+        let bits = keep.iter().enumerate().fold(0u64, |bits, (i, &keep)| bits | u64::from(keep) << i);
+        for head in 0..heads {
+            let first = rows.data.wrapping_add(group * GROUP_CELLS * stride + head * c.row_bytes());
+            // SAFETY: one head of a group of the caller's.
+            unsafe { groups::keep(format, isa::kernels(), layout.place(first).0, bits) };
         }
     }
     Ok(())

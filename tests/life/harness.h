@@ -107,4 +107,5 @@ const std::string & folder();
 void test_state();
 void test_refusal();
 void test_guard();
+void test_history();
 void test_walks();

@@ -37,6 +37,7 @@ int main(int argc, char ** argv) {
     test_state();
     test_refusal();
     test_guard();
+    test_history();
     test_walks();
 
     for (const auto & [what, n] : counts) {

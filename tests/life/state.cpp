@@ -166,13 +166,11 @@ void test_crowded(const Shape & shape, const Pair & types) {
     const auto moved = seq_state(source.get(), 1);
     const auto want  = decode(source.get(), next(1, 60, 64, 1));
 
-    Context b = new_context(shape, types, { 256, 3, true });
-    for (llama_pos at = 0; at < 120; at += 2) {
-        std::vector<Token> batch = text(0, at, at + 2);
-        append(batch, text(2, at, at + 2));
-        decode(b.get(), batch);
+    Context b = new_context(shape, types, { 256, 2, true });
+    decode(b.get(), text(0, 0, 256));
+    for (llama_pos at = 20; at < 256; at += 64) {
+        llama_memory_seq_rm(llama_get_memory(b.get()), 0, at, at + 24);
     }
-    llama_memory_seq_rm(llama_get_memory(b.get()), 2, -1, -1);
     take_log();
     check(restore_seq(b.get(), moved, 1), "a sequence is restored where no group is free");
     const bool grouped = is_grouped(types);

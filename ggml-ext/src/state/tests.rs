@@ -1,8 +1,7 @@
 //! States against damage, against contexts that differ in one thing, and groups that move against a decoder.
 
 use super::*;
-use crate::codec::delta::{Delta, GROUP_CELLS};
-use crate::groups;
+use crate::codec::delta::Kind;
 use crate::isa::tests::Noise;
 use proptest::prelude::*;
 
@@ -249,5 +248,102 @@ fn recoded_cells_lose_one_rounding() {
     unsafe {
         assert!(recode(148, 1, none, none, &[], &[]).is_err(), "srft4 has no groups");
         assert!(recode(196, 1, none, none, &[0], &[0]).is_err(), "no cells");
+    }
+}
+
+/// Which rows of a head are there.
+fn rows_of(f: Delta, bytes: &[u8], head: usize) -> Vec<bool> {
+    bytes.chunks_exact(f.row_bytes()).skip(head).step_by(HEADS).map(|row| Delta::kind(row) != Kind::Empty).collect()
+}
+
+/// What one kept key may lose of the distance to a neighbour when it is coded anew.
+fn bound(f: Delta) -> f64 {
+    if f.residual().bits() == 4 {
+        0.02
+    } else {
+        0.08
+    }
+}
+
+/// Keeps cells of a cache and checks that the others are gone; the bits of kept rows are the same where `exact`.
+fn check_kept(id: i32, f: Delta, bytes: &[u8], keep: &[bool], exact: bool) -> Vec<u8> {
+    let mut kept = bytes.to_vec();
+    let rows = Rows { data: kept.as_mut_ptr(), cells: keep.len() };
+    // SAFETY: the cells are there, and this test's alone.
+    unsafe { super::keep(id, HEADS, rows, keep) }.unwrap();
+    for head in 0..HEADS {
+        assert_eq!(rows_of(f, &kept, head), keep, "{f:?}: rows of others are left");
+        let (a, b) = (head_of(f, bytes, head), head_of(f, &kept, head));
+        let (mut lost, mut power) = (0.0f64, 0.0f64);
+        for cell in (0..keep.len()).filter(|&cell| keep[cell]) {
+            for (a, b) in a[cell * f.size()..][..f.size()].iter().zip(&b[cell * f.size()..]) {
+                lost += f64::from(a - b).powi(2);
+                power += f64::from(*a).powi(2);
+            }
+        }
+        assert!(lost <= bound(f) * power, "{f:?}: {} of the energy", lost / power);
+        assert!(!exact || lost == 0.0, "{f:?}: kept rows have moved");
+    }
+    kept
+}
+
+#[test]
+fn what_is_not_kept_is_gone() {
+    for (id, f) in deltas() {
+        let cells = 2 * GROUP_CELLS + 20;
+        let bytes = written(f, cells, 5);
+        let pick = |keep: fn(usize) -> bool| (0..cells).map(keep).collect::<Vec<_>>();
+        assert_eq!(check_kept(id, f, &bytes, &pick(|_| true), true), bytes, "all is kept");
+        // The beginning of each group: nothing that is kept is coded by what goes.
+        check_kept(id, f, &bytes, &pick(|cell| cell % GROUP_CELLS < 7), true);
+        // The first key, which is the I-frame, goes; rows go that others are chained to.
+        check_kept(id, f, &bytes, &pick(|cell| cell % GROUP_CELLS > 9), false);
+        check_kept(id, f, &bytes, &pick(|cell| cell % 3 == 1), false);
+        let none = check_kept(id, f, &bytes, &pick(|_| false), true);
+        assert!(none.iter().all(|&b| b == 0), "{f:?}: bytes are left of cells of which none is kept");
+    }
+}
+
+/// Two caches that differ in the keys of others alone leave the same bytes, the I-frame included, wherever the kept keys
+/// are coded by none of those.
+#[test]
+fn nothing_of_others_is_left_in_the_bytes() {
+    for (id, f) in deltas() {
+        let keep: Vec<bool> = (0..GROUP_CELLS).map(|cell| cell < 30).collect();
+        let (a, b) = (written(f, GROUP_CELLS, 6), written(f, GROUP_CELLS, 7));
+        // The first thirty rows and the I-frame of one, the other rows of the other.
+        let mixed: Vec<u8> = a
+            .chunks_exact(f.row_bytes())
+            .zip(b.chunks_exact(f.row_bytes()))
+            .enumerate()
+            .flat_map(|(i, (a, b))| {
+                let codes = if i / HEADS < 30 { a } else { b };
+                [&codes[..f.residual().row_bytes()], &a[f.residual().row_bytes()..]].concat()
+            })
+            .collect();
+        assert_ne!(a, mixed);
+        assert_eq!(check_kept(id, f, &a, &keep, true), check_kept(id, f, &mixed, &keep, true), "{f:?}");
+    }
+}
+
+/// An I-frame that is nobody's whose key is kept: its key was overwritten by another.
+#[test]
+fn an_i_frame_of_others_is_replaced() {
+    for (id, f) in deltas() {
+        let mut bytes = written(f, GROUP_CELLS, 8);
+        let key = vec![0.5f32; f.size()];
+        for head in 0..HEADS {
+            let row = bytes.as_mut_ptr().wrapping_add(head * f.row_bytes());
+            let Some(c) = concrete(id) else { panic!("a type of the table") };
+            let layout = layout(c, f, HEADS, Rows { data: bytes.as_mut_ptr(), cells: GROUP_CELLS });
+            // SAFETY: a row of this test's cache.
+            unsafe { Walker::new(f, isa::kernels()).write(layout.place(row).0, &key) };
+        }
+        let frame = |bytes: &[u8]| {
+            let shares = bytes.chunks_exact(f.row_bytes()).step_by(HEADS).map(|row| row[f.residual().row_bytes()..].to_vec());
+            shares.collect::<Vec<_>>()
+        };
+        let kept = check_kept(id, f, &bytes, &[true; GROUP_CELLS], false);
+        assert_ne!(frame(&bytes), frame(&kept), "{f:?}: the I-frame of a key that is gone was kept");
     }
 }

@@ -80,7 +80,26 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         let common = ["-no-cnv", "-c", "256", "-n", "270", "--context-shift"];
         bench.same_answer("llama-completion", TEXT, &common, &["--cache-type-k", "srft8,0=q8_0,10-19=f16"])
     });
+    history(options, &bench, tally)?;
     quality(options, &bench, tally)
+}
+
+/// Keys that are coded by their neighbours lose no more in a cache with a history than in a fresh one.
+fn history(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
+    let program = build_tree::build(&build_tree::Options::default(), &["kv-history".into()])?.join("kv-history");
+    let text = model::default_text()?;
+    for (k, v) in [("delta4", "f16"), ("delta3", "srft4")].into_iter().take(if options.quick { 1 } else { 2 }) {
+        tally.check(&format!("{k}/{v} in used cells and four slots within 10% of a fresh cache"), || {
+            let mut c = Command::new(&program);
+            c.arg("-m").arg(&bench.model).arg("-f").arg(&text).args(["-k", k, "-v", v, "--limit", "1.1"]);
+            c.args(["-n", "192", "-t", &cpu::cores().to_string()]);
+            let done = process::run(&mut c, Some(LIMIT))?;
+            done.stdout.lines().for_each(|line| println!("      {line}"));
+            ensure!(done.status.success(), "{}\n{}", done.status, process::tail(&done.text(), 20));
+            Ok(())
+        });
+    }
+    Ok(())
 }
 
 impl Bench {

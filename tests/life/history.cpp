@@ -1,0 +1,177 @@
+// History: a text has the same keys whatever the cache held before, and whatever is decoded beside it.
+//
+// Each case decodes a text in a context that has a history and in a fresh one. Keys that are coded in groups get groups of
+// their own, founded anew, so both must say the same; only the order of sums may differ where cells do. And what is saved
+// of one sequence has nothing of the others in it.
+
+#include "harness.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace {
+
+// Logits whose sums were taken in another order. What an I-frame of another text does is a hundred times that.
+constexpr double OTHER_ORDER = 1e-6;
+
+std::vector<Token> wanted(std::vector<Token> tokens) {
+    for (Token & t : tokens) {
+        t.wanted = true;
+    }
+    return tokens;
+}
+
+void remove_all(llama_context * ctx, llama_seq_id seq, llama_pos from = -1, llama_pos to = -1) {
+    llama_memory_seq_rm(llama_get_memory(ctx), seq, from, to);
+}
+
+void check_like_fresh(const std::vector<float> & fresh, const std::vector<float> & got, const std::string & what) {
+    check(!fresh.empty() && fresh.size() == got.size(), what + ": it decodes");
+    double worst = fresh.size() == got.size() ? 0.0 : INFINITY;
+    for (size_t i = 0; i < fresh.size() && i < got.size(); i += N_VOCAB) {
+        const double kl = kl_divergence(&fresh[i], &got[i]);
+        worst = kl <= worst ? worst : kl;
+    }
+    check_below(worst, OTHER_ORDER, what + ": KL to a fresh context");
+}
+
+std::vector<float> fresh(const Shape & shape, const Pair & types, const std::vector<Token> & tokens, bool swa_full = false) {
+    Context ctx = new_context(shape, types, { 512, 4, true, 1, swa_full });
+    return decode(ctx.get(), tokens);
+}
+
+// Other texts were there, at other positions, and are gone.
+void test_reused_cells(const Shape & shape, const Pair & types) {
+    const auto want = fresh(shape, types, wanted(text(0, 0, 200)));
+    Context ctx = new_context(shape, types, { 512, 4, true });
+    for (llama_seq_id seq : { 1, 2, 3 }) {
+        decode(ctx.get(), text(seq, 40, 190));
+    }
+    for (llama_seq_id seq : { 1, 2, 3 }) {
+        remove_all(ctx.get(), seq);
+    }
+    check_like_fresh(want, decode(ctx.get(), wanted(text(0, 0, 200))), "cells that others had");
+
+    // the end is taken back and written again, in the middle of a group
+    remove_all(ctx.get(), 0, 150, -1);
+    decode(ctx.get(), text(1, 0, 70));
+    const std::vector<float> end(want.begin() + 150*N_VOCAB, want.end());
+    check_like_fresh(end, decode(ctx.get(), wanted(text(0, 150, 200))), "an end that is written again");
+}
+
+// Four slots of a server, one token of each at a time, over what earlier requests have left.
+void test_slots(const Shape & shape, const Pair & types) {
+    Context ctx = new_context(shape, types, { 512, 4, true });
+    for (llama_seq_id seq : { 3, 1 }) {
+        decode(ctx.get(), text(seq + 4, 0, 90));
+        remove_all(ctx.get(), seq);
+    }
+    remove_all(ctx.get(), -1);
+    const llama_pos n = 100;
+    std::vector<std::vector<float>> got(4);
+    for (llama_pos pos = 0; pos < n; pos++) {
+        std::vector<Token> batch;
+        for (llama_seq_id seq = 0; seq < 4; seq++) {
+            batch.push_back({ token_at(seq, pos), pos, seq, true });
+        }
+        const auto logits = decode(ctx.get(), batch);
+        for (size_t seq = 0; seq < 4 && logits.size() == 4*N_VOCAB; seq++) {
+            got[seq].insert(got[seq].end(), logits.begin() + seq*N_VOCAB, logits.begin() + (seq + 1)*N_VOCAB);
+        }
+    }
+    for (llama_seq_id seq = 0; seq < 4; seq++) {
+        check_like_fresh(fresh(shape, types, wanted(text(seq, 0, n))), got[seq], "slot " + std::to_string(seq) + " of four");
+    }
+}
+
+// A window's cells go round: a group is written again when the window has passed it.
+void test_window(const Pair & types) {
+    const llama_pos n = 400;
+    const auto want = fresh(WINDOWED, types, wanted(text(0, 0, n)), true);
+    check_like_fresh(want, fresh(WINDOWED, types, wanted(text(0, 0, n)), false), "cells that go round");
+}
+
+// A cache so full that sequences share groups still takes every token.
+void test_full(const Shape & shape, const Pair & types) {
+    Context ctx = new_context(shape, types, { 256, 4, true });
+    bool good = true;
+    for (llama_pos pos = 0; pos < 64; pos++) {
+        std::vector<Token> batch;
+        for (llama_seq_id seq = 0; seq < 4; seq++) {
+            // the first is longer by what the others lack: 100 + 3*52 cells
+            const llama_pos more = seq == 0 ? 36 : -12;
+            if (pos < 64 + std::min(more, 0)) {
+                batch.push_back({ token_at(seq, pos), pos, seq, true });
+            }
+        }
+        good = good && !decode(ctx.get(), batch).empty();
+    }
+    check(good, "four sequences decode: " + take_log());
+    const auto end = decode(ctx.get(), wanted(text(0, 64, 100)));
+    check(end.size() == 36*N_VOCAB && all_finite(end), "the last free cells of other groups are used: " + take_log());
+    check(decode(ctx.get(), text(0, 100, 101)).empty(), "a full cache is full");
+    take_log();
+}
+
+// The rows of a sequence's state.
+std::vector<uint8_t> rows_of(llama_context * ctx, llama_seq_id seq) {
+    std::vector<uint8_t> state(llama_state_seq_get_size(ctx, seq));
+    check(llama_state_seq_get_data(ctx, state.data(), state.size(), seq) == state.size(), "a sequence is saved");
+    uint64_t bytes = 0;
+    if (state.size() > 8 + GGML_EXT_STATE_PREFIX + 32) {
+        memcpy(&bytes, &state[8 + GGML_EXT_STATE_PREFIX + 24], sizeof(bytes));
+    }
+    check(bytes > 0 && bytes < state.size(), "a state has rows");
+    return bytes < state.size() ? std::vector<uint8_t>(state.end() - bytes, state.end()) : std::vector<uint8_t>();
+}
+
+// What is saved of a sequence is the same whatever others hold: those that live beside it, those that go on from a common
+// beginning in the same group, and those that are gone.
+void test_private_states(const Shape & shape, const Pair & types) {
+    std::vector<std::vector<uint8_t>> rows;
+    for (const llama_seq_id other : { 2, 3 }) {
+        Context ctx = new_context(shape, types, { 512, 4, true });
+        llama_memory_t memory = llama_get_memory(ctx.get());
+        decode(ctx.get(), text(other, 0, 100));
+        remove_all(ctx.get(), other);
+        decode(ctx.get(), text(0, 0, 50));
+        llama_memory_seq_cp(memory, 0, 1, -1, -1);
+        std::vector<Token> secret = text(other, 50, 60);
+        for (Token & t : secret) {
+            t.seq = 0; // in the group of the common beginning
+        }
+        decode(ctx.get(), secret);
+        decode(ctx.get(), text(1, 50, 90));
+        decode(ctx.get(), text(other, 0, 20));
+        rows.push_back(rows_of(ctx.get(), 1));
+    }
+    check(rows[0] == rows[1], "a state is the same byte for byte whatever other sequences hold");
+}
+
+}  // namespace
+
+void test_history() {
+    for (const Pair & types : { Pair{ "delta4", "srft4" }, Pair{ "delta3", "srft3" }, Pair{ "srft4", "srft4" }, Pair{ "srft4,0=delta4,1=f16", "f16" } }) {
+        for (const Shape * shape : { &HEADS_OF_64, &HEADS_OF_128 }) {
+            if (quick && shape != &HEADS_OF_64) {
+                continue;
+            }
+            const std::string name = types.name() + " " + shape->name;
+            if (begin_case("history: reused cells " + name)) {
+                test_reused_cells(*shape, types);
+            }
+            if (begin_case("history: four slots " + name)) {
+                test_slots(*shape, types);
+            }
+            if (begin_case("history: a full cache " + name)) {
+                test_full(*shape, types);
+            }
+            if (begin_case("history: private states " + name)) {
+                test_private_states(*shape, types);
+            }
+        }
+        if (begin_case("history: a window " + types.name())) {
+            test_window(types);
+        }
+    }
+}
