@@ -7,6 +7,7 @@
 #include "harness.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace {
