@@ -1,8 +1,8 @@
 // History: a text has the same keys whatever the cache held before, and whatever is decoded beside it.
 //
-// Each case decodes a text in a context that has a history and in a fresh one. Keys that are coded in groups get groups of
-// their own, founded anew, so both must say the same; only the order of sums may differ where cells do. And what is saved
-// of one sequence has nothing of the others in it.
+// Each case decodes a text in a context that has a history and in a fresh one, in the same batches, since ggml's products
+// differ by their widths. Keys that are coded in groups get groups of their own, founded anew, and attention takes a group
+// at a time, so both say the same bit for bit. Other types are told apart by the order of sums alone. And what is saved of one sequence has nothing of the others in it.
 
 #include "harness.h"
 
@@ -12,8 +12,8 @@
 
 namespace {
 
-// Logits whose sums were taken in another order. What an I-frame of another text does is a hundred times that.
-constexpr double OTHER_ORDER = 1e-6;
+// What sums in another order lead to where codes fall to the other side.
+constexpr double OTHER_ORDER = 2e-3;
 
 std::vector<Token> wanted(std::vector<Token> tokens) {
     for (Token & t : tokens) {
@@ -26,14 +26,14 @@ void remove_all(llama_context * ctx, llama_seq_id seq, llama_pos from = -1, llam
     llama_memory_seq_rm(llama_get_memory(ctx), seq, from, to);
 }
 
-void check_like_fresh(const std::vector<float> & fresh, const std::vector<float> & got, const std::string & what) {
+void check_like_fresh(const Pair & types, const std::vector<float> & fresh, const std::vector<float> & got, const std::string & what) {
     check(!fresh.empty() && fresh.size() == got.size(), what + ": it decodes");
     double worst = fresh.size() == got.size() ? 0.0 : INFINITY;
     for (size_t i = 0; i < fresh.size() && i < got.size(); i += N_VOCAB) {
         const double kl = kl_divergence(&fresh[i], &got[i]);
         worst = kl <= worst ? worst : kl;
     }
-    check_below(worst, OTHER_ORDER, what + ": KL to a fresh context");
+    check_below(worst, is_grouped(types) ? 0.0 : OTHER_ORDER, what + ": KL to a fresh context");
 }
 
 std::vector<float> fresh(const Shape & shape, const Pair & types, const std::vector<Token> & tokens, bool swa_full = false) {
@@ -51,37 +51,43 @@ void test_reused_cells(const Shape & shape, const Pair & types) {
     for (llama_seq_id seq : { 1, 2, 3 }) {
         remove_all(ctx.get(), seq);
     }
-    check_like_fresh(want, decode(ctx.get(), wanted(text(0, 0, 200))), "cells that others had");
+    check_like_fresh(types, want, decode(ctx.get(), wanted(text(0, 0, 200))), "cells that others had");
 
     // the end is taken back and written again, in the middle of a group
     remove_all(ctx.get(), 0, 150, -1);
     decode(ctx.get(), text(1, 0, 70));
-    const std::vector<float> end(want.begin() + 150*N_VOCAB, want.end());
-    check_like_fresh(end, decode(ctx.get(), wanted(text(0, 150, 200))), "an end that is written again");
+    Context other = new_context(shape, types, { 512, 4, true });
+    decode(other.get(), text(0, 0, 200));
+    remove_all(other.get(), 0, 150, -1);
+    check_like_fresh(types, decode(other.get(), wanted(text(0, 150, 200))), decode(ctx.get(), wanted(text(0, 150, 200))), "an end that is written again");
 }
 
-// Four slots of a server, one token of each at a time, over what earlier requests have left.
-void test_slots(const Shape & shape, const Pair & types) {
-    Context ctx = new_context(shape, types, { 512, 4, true });
-    for (llama_seq_id seq : { 3, 1 }) {
-        decode(ctx.get(), text(seq + 4, 0, 90));
-        remove_all(ctx.get(), seq);
-    }
-    remove_all(ctx.get(), -1);
-    const llama_pos n = 100;
-    std::vector<std::vector<float>> got(4);
+// A token of each of four sequences at a time.
+std::vector<std::vector<float>> in_turns(llama_context * ctx, llama_pos n) {
+    std::vector<std::vector<float>> res(4);
     for (llama_pos pos = 0; pos < n; pos++) {
         std::vector<Token> batch;
         for (llama_seq_id seq = 0; seq < 4; seq++) {
             batch.push_back({ token_at(seq, pos), pos, seq, true });
         }
-        const auto logits = decode(ctx.get(), batch);
+        const auto logits = decode(ctx, batch);
         for (size_t seq = 0; seq < 4 && logits.size() == 4*N_VOCAB; seq++) {
-            got[seq].insert(got[seq].end(), logits.begin() + seq*N_VOCAB, logits.begin() + (seq + 1)*N_VOCAB);
+            res[seq].insert(res[seq].end(), logits.begin() + seq*N_VOCAB, logits.begin() + (seq + 1)*N_VOCAB);
         }
     }
-    for (llama_seq_id seq = 0; seq < 4; seq++) {
-        check_like_fresh(fresh(shape, types, wanted(text(seq, 0, n))), got[seq], "slot " + std::to_string(seq) + " of four");
+    return res;
+}
+
+// Four slots of a server that share a cache, over what earlier requests have left, against four that have one each.
+void test_slots(const Shape & shape, const Pair & types) {
+    Context shared = new_context(shape, types, { 512, 4, true }), own = new_context(shape, types, { 512, 4, false });
+    for (llama_seq_id seq : { 3, 1 }) {
+        decode(shared.get(), text(seq, 30, 120));
+        remove_all(shared.get(), seq);
+    }
+    const auto want = in_turns(own.get(), 100), got = in_turns(shared.get(), 100);
+    for (size_t seq = 0; seq < 4; seq++) {
+        check_like_fresh(types, want[seq], got[seq], "slot " + std::to_string(seq) + " of four");
     }
 }
 
@@ -89,7 +95,7 @@ void test_slots(const Shape & shape, const Pair & types) {
 void test_window(const Pair & types) {
     const llama_pos n = 400;
     const auto want = fresh(WINDOWED, types, wanted(text(0, 0, n)), true);
-    check_like_fresh(want, fresh(WINDOWED, types, wanted(text(0, 0, n)), false), "cells that go round");
+    check_like_fresh(types, want, fresh(WINDOWED, types, wanted(text(0, 0, n)), false), "cells that go round");
 }
 
 // A cache so full that sequences share groups still takes every token.
