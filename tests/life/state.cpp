@@ -127,7 +127,8 @@ void test_with_gaps(const Shape & shape, const Pair & types) {
     for (llama_seq_id seq : { 0, 1 }) {
         const llama_pos from = seq == 0 ? 140 : 90;
         const auto want = decode(a.get(), next(seq, from, from + 3, seq));
-        check_same(want, decode(b.get(), next(seq, from, from + 3, seq)), OTHER_ORDER, "a sequence after gaps");
+        // the first key of a group is gone, so that what is left of the group was coded anew
+        check_same(want, decode(b.get(), next(seq, from, from + 3, seq)), is_grouped(types) ? loss_of(types) : OTHER_ORDER, "a sequence after gaps");
     }
 }
 
