@@ -14,8 +14,8 @@ use objc2::runtime::ProtocolObject;
 use objc2_foundation::{NSError, NSString};
 use objc2_metal::{
     MTLBuffer, MTLCommandBuffer, MTLCommandEncoder, MTLCommandQueue, MTLComputeCommandEncoder, MTLComputePipelineState,
-    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLFunction, MTLFunctionConstantValues, MTLLibrary,
-    MTLResourceOptions, MTLSize,
+    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLFunction, MTLFunctionConstantValues, MTLGPUFamily,
+    MTLLibrary, MTLResourceOptions, MTLSize,
 };
 
 use super::library::{Argument, Counts, Launch};
@@ -42,10 +42,18 @@ fn size(n: [u32; 3]) -> MTLSize {
     MTLSize { width: n[0] as usize, height: n[1] as usize, depth: n[2] as usize }
 }
 
-/// The name of the GPU, or why there is none.
-pub fn name() -> Result<String> {
+/// The name of the GPU, or why the kernels cannot run on it.
+///
+/// They need simdgroup sums and matrices, which every GPU since the M1 has. Virtual machines, hosted CI runners among
+/// them, show a paravirtual device of an older family.
+pub fn usable() -> Result<String> {
     let device = MTLCreateSystemDefaultDevice().context("this machine has no GPU that Metal knows")?;
-    Ok(device.name().to_string())
+    let name = device.name().to_string();
+    ensure!(
+        device.supportsFamily(MTLGPUFamily::Apple7),
+        "the kernels need a GPU of family Apple7 (M1 or later), and {name} is not one: run this on a Mac, not in a virtual machine"
+    );
+    Ok(name)
 }
 
 impl GpuLibrary {
