@@ -6,7 +6,7 @@
 
 #include "ggml-ext-metal.h"
 
-#include "../../shaders/kv_args.h"
+#include "../shaders/kv_args.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"

@@ -3,9 +3,9 @@
 //! Keys and values are rotated, quantized to 8, 4, 3 or 2 bits, and attended to as they are stored. Data flows one way:
 //! f32 rows -> codec (encode) -> cache bytes -> attention (reads bytes) -> f32 output.
 //!
-//! Inside llama.cpp the types are found by name or number: [`KvType`] parses the one into the other, and
-//! [`cache_bytes`] and [`largest_context`] tell what a cache takes before there is one. Engines of another make use
-//! [`Cache`] and [`attend`], or [`encode`] and [`decode`] for rows alone.
+//! llama.cpp finds the types by name or number: [`KvType`] parses names into numbers. [`cache_bytes`] and
+//! [`largest_context`] compute the size of a cache before it is made. Other engines use [`Cache`] and [`attend`], or
+//! [`encode`] and [`decode`] for single rows.
 //!
 //! ```
 //! use ggml_ext::{attend, AttendOptions, Cache, KvType};
@@ -28,7 +28,7 @@
 #![forbid(missing_docs)]
 // Lanes and cells are numbered; an index says more than an iterator there.
 #![allow(clippy::needless_range_loop)]
-// What is hidden writes a[i] in its comments and links to its own parts; the modules of the interface take the lint back.
+// Hidden modules write a[i] in comments and link to private items; the public modules turn the lints on again.
 #![allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links)]
 
 mod attend;
@@ -44,7 +44,7 @@ pub use error::Error;
 pub use kv_type::KvType;
 pub use memory::{cache_bytes, largest_context, LayerShape, ModelShape};
 
-// Not part of the interface: what the command in tools/ and the C boundary are made of. It changes without notice.
+// Not part of the interface: used by the command in tools/ and by the C boundary, and changes without notice.
 #[doc(hidden)]
 pub mod attention;
 #[doc(hidden)]

@@ -1,13 +1,14 @@
 //! The Metal shaders, as the text that Metal's compiler gets.
 //!
-//! The library carries shaders/ with it, so that a program needs no file beside it. Each of the `.metal` files becomes one
+//! The library carries shaders/ with it, so that a program needs no file beside it. (`ggml-ext/shaders` is a link to that
+//! folder, so that a packaged crate has the files too.) Each of the `.metal` files becomes one
 //! text: Metal compiles from memory and knows no folder, so every header stands where it is first included.
 
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 macro_rules! files {
-    ($($name:literal),+ $(,)?) => { [$(($name, include_str!(concat!("../../shaders/", $name)))),+] };
+    ($($name:literal),+ $(,)?) => { [$(($name, include_str!(concat!("../shaders/", $name)))),+] };
 }
 
 static FILES: [(&str, &str); 12] = files![
@@ -76,7 +77,7 @@ mod tests {
 
     #[test]
     fn all_of_the_folder_is_carried() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shaders");
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
         for entry in std::fs::read_dir(folder).unwrap().flatten() {
             let name = entry.file_name().into_string().unwrap();
             assert!(name.ends_with(".md") || FILES.iter().any(|(n, _)| *n == name), "shaders/{name} is not carried");

@@ -34,7 +34,7 @@ pub struct Options {
     /// RPC backend and rpc-server
     #[arg(long)]
     pub rpc: bool,
-    /// Run on any CPU of this kind, not only on this one
+    /// Build for any CPU of this architecture, not only for this one
     #[arg(long)]
     pub portable: bool,
     /// Your own llama.cpp tree instead of the pinned one (also: LLAMA_CPP_DIR); it is copied, never changed
@@ -43,7 +43,7 @@ pub struct Options {
     /// With a sanitizer's checks, for tests
     #[arg(long, value_enum, hide = true)]
     pub sanitize: Option<Sanitizer>,
-    /// Parallel jobs (default: one a core)
+    /// Parallel jobs (default: one per core)
     #[arg(short, long, value_name = "N")]
     pub jobs: Option<u32>,
     /// For an aarch64 Linux, by a cross compiler, with dotprod and fp16, for tests

@@ -1,7 +1,7 @@
 //! What building and running for another machine takes: Rust targets, cross compilers, emulators.
 //!
 //! Each is looked for, installed where that can be done without asking (rustup; apt by root), and otherwise named, so that
-//! whoever wanted it can say what is missing instead of failing.
+//! the caller can report what is missing instead of failing.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -10,11 +10,11 @@ use kv::{bench, build_tree, compare, counts, mca, needle, patch, project_root, r
 const ENVIRONMENT: &str = "\
 Environment:
   KV_CACHE_DIR   where downloads and builds are kept (default: ~/.cache/ggml-kv)
-  KV_BIN_DIR     folder of tools that were built some other way; nothing is built then
+  KV_BIN_DIR     folder of tools that were built in another way; nothing is built then
   KV_PYTHON      the Python whose pip is used (default: python3)
   LLAMA_CPP_DIR  your own llama.cpp tree instead of the pinned one; it is copied, never changed";
 
-/// Compressed KV-cache types for llama.cpp: build, compare, test.
+/// ggml-ext: compressed KV-cache types for llama.cpp
 #[derive(Parser)]
 #[command(name = "cargo kv", bin_name = "cargo kv", version, after_help = ENVIRONMENT)]
 struct Arguments {
@@ -24,15 +24,15 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Quality, size and speed of K/V pairs against f16
+    /// Compare quality, size and speed of K/V pairs with f16
     Compare(compare::Options),
-    /// Is a number that was hidden in a long text found again, wherever f16 finds it?
+    /// Hide a number in a long text and check that every type finds it where f16 does
     Needle(needle::Options),
-    /// Attention and encode alone, ours beside upstream's, against the bytes that must move
+    /// Time attention and encoding alone, against upstream's ops and the memory bandwidth
     Bench(bench::Options),
-    /// Everything that proves the project; ends with `N passed, N failed, N skipped`
+    /// Run the tests; ends with `N passed, N failed, N skipped`
     Test(suite::Options),
-    /// Build llama.cpp's tools with the types; prints their folder
+    /// Build llama.cpp's tools with the types and print their folder
     Build {
         #[command(flatten)]
         options: build_tree::Options,
@@ -40,24 +40,24 @@ enum Verb {
         #[arg(long, value_name = "NAME")]
         target: Vec<String>,
     },
-    /// Predicted cycles of decode's inner loops on Arm cores, by llvm-mca, beside ggml's own loops
+    /// Predict the cycles of decode's inner loops and of ggml's on Arm cores, with llvm-mca
     Mca(mca::Options),
-    /// The type table
+    /// Print the type table
     Types {
         #[arg(long)]
         json: bool,
     },
-    /// The patches against a llama.cpp tree of yours
+    /// Check or apply the patches on your own llama.cpp tree
     #[command(group = clap::ArgGroup::new("what").required(true))]
     Patch {
-        /// Say which apply; DIR stays as it is
+        /// Print which patches apply; DIR is not changed
         #[arg(long, value_name = "DIR", group = "what")]
         check: Option<PathBuf>,
-        /// Apply all of them or, where one does not fit, none
+        /// Apply all patches, or none if one does not fit
         #[arg(long, value_name = "DIR", group = "what")]
         apply: Option<PathBuf>,
     },
-    /// Fetch and patch llama.cpp; prints the folder of the patched copy
+    /// Fetch and patch llama.cpp and print the folder of the patched copy
     Fetch {
         #[arg(long, value_enum, default_value = "full")]
         tree: Tree,
@@ -68,7 +68,7 @@ enum Verb {
     /// The program whose instructions `test` counts
     #[command(hide = true)]
     CountLoops { way: String, only: String },
-    /// llama-cli, llama-server, llama-perplexity, llama-bench, …: `cargo kv llama-cli -- ARGUMENTS`
+    /// Run llama-cli, llama-server, llama-perplexity, llama-bench, …: `cargo kv llama-cli -- ARGUMENTS`
     #[command(external_subcommand)]
     Tool(Vec<OsString>),
 }
@@ -157,6 +157,46 @@ mod tests {
         };
         assert_eq!(got[0], "llama-cli");
         assert!(got[1..].ends_with(&["-st", "--temp", "0", "--help"].map(OsString::from)));
+    }
+
+    /// Commands as the documents and workflows have them: whole lines, and words between backticks.
+    fn documented(text: &str) -> Vec<String> {
+        let text = text.replace("\\\n", " ");
+        let lines = text.lines().map(|l| l.trim().trim_start_matches("run: ")).filter(|l| l.starts_with("cargo kv "));
+        let lines = lines.map(|l| l.split(['#', '|']).next().unwrap_or(l));
+        let inline = text.split('`').skip(1).step_by(2).filter(|w| w.starts_with("cargo kv "));
+        lines.chain(inline).map(String::from).collect()
+    }
+
+    #[test]
+    fn the_documents_name_commands_that_exist() {
+        let root = project_root();
+        let mut files = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
+        for folder in ["docs", ".github/workflows"] {
+            files.extend(std::fs::read_dir(root.join(folder)).unwrap().map(|f| f.unwrap().path()));
+        }
+        let mut found = 0;
+        for file in files.iter().filter(|f| f.extension().is_some_and(|e| e == "md" || e == "yml")) {
+            for command in documented(&std::fs::read_to_string(file).unwrap()) {
+                let words = ["cargo kv"].into_iter().chain(command.split_whitespace().skip(2));
+                let known = match Arguments::try_parse_from(words) {
+                    Ok(Arguments { verb: Verb::Tool(words) }) => words[0].to_string_lossy().starts_with("llama-"),
+                    Ok(_) => true,
+                    Err(e) => panic!("{}: {command}\n{e}", file.display()),
+                };
+                assert!(known, "{}: {command}", file.display());
+                found += 1;
+            }
+        }
+        assert!(found > 30, "only {found} commands were found");
+    }
+
+    #[test]
+    fn commands_are_found_in_documents() {
+        let text = "Text:\n\n    cargo kv test   # all\n    cargo kv bench --quick \\\n        --json f | tee g\n\nand `cargo kv types`.";
+        let words: Vec<String> =
+            documented(text).iter().map(|c| c.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(words, ["cargo kv test", "cargo kv bench --quick --json f", "cargo kv types"]);
     }
 
     #[test]

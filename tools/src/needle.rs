@@ -23,10 +23,10 @@ pub struct Options {
     /// Plain text to hide it in (default: Hamlet, fetched)
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
-    /// Pairs K/V,K/V,… (T alone is T/T); f16 is always asked
+    /// Pairs K/V,K/V,… (T alone is T/T); f16 is always included
     #[arg(long, value_name = "K/V,…", default_value = "srft4,delta4/srft4,delta3/srft3")]
     pub types: String,
-    /// Tokens of text, about
+    /// Approximate length of the text in tokens
     #[arg(long, default_value_t = 3072, value_name = "N", value_parser = clap::value_parser!(u32).range(256..))]
     pub tokens: u32,
     /// Where it is hidden, in percent of the text
@@ -74,7 +74,7 @@ pub fn needle(options: &Options) -> Result<ExitCode> {
     drop(bar);
     print!("{}", table(&pairs, &options.at, &found));
     if !f16_finds_any(&found) {
-        println!("\nf16 itself finds none: take a larger model, or a shorter text by --tokens");
+        println!("\nf16 itself finds none: use a larger model, or a shorter text (--tokens)");
     }
     Ok(if passed(&found) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

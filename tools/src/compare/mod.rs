@@ -34,10 +34,10 @@ pub struct Options {
     /// Pairs K/V,K/V,… (T alone is T/T), types or specs by layer; f16 is always measured
     #[arg(long, value_name = "K/V,…")]
     pub types: Vec<String>,
-    /// Upstream's pairs, measured before them; none for f16 alone
+    /// Upstream's pairs to measure as well; none: f16 only
     #[arg(long, value_name = "K/V,…", default_value = "q8_0,q4_0")]
     pub beside: String,
-    /// Tokens a chunk of text
+    /// Tokens per chunk of text
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(16..))]
     pub ctx: u32,
     /// Chunks of text
@@ -61,8 +61,8 @@ pub struct Options {
     /// Write JSON there (- is stdout, instead of the tables)
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Take over what the file of --json has on the quality of pairs from the same build, and measure the rest; keep
-    /// what else it has
+    /// Reuse the quality results of the same build that the file of --json has, measure the rest, and keep everything
+    /// else in the file
     #[arg(long, requires = "json")]
     pub resume: bool,
     /// Write the tables as Markdown there

@@ -14,8 +14,8 @@ use objc2::runtime::ProtocolObject;
 use objc2_foundation::{NSError, NSString};
 use objc2_metal::{
     MTLBuffer, MTLCommandBuffer, MTLCommandEncoder, MTLCommandQueue, MTLComputeCommandEncoder, MTLComputePipelineState,
-    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLFunction, MTLFunctionConstantValues, MTLLibrary,
-    MTLResourceOptions, MTLSize,
+    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLFunction, MTLFunctionConstantValues, MTLGPUFamily,
+    MTLLibrary, MTLResourceOptions, MTLSize,
 };
 
 use super::library::{Argument, Counts, Launch};
@@ -34,7 +34,7 @@ pub struct GpuLibrary {
     pipelines: RefCell<HashMap<String, Object<dyn MTLComputePipelineState>>>,
 }
 
-fn told(error: Retained<NSError>) -> anyhow::Error {
+fn describe(error: Retained<NSError>) -> anyhow::Error {
     anyhow!("{}", error.localizedDescription())
 }
 
@@ -42,18 +42,26 @@ fn size(n: [u32; 3]) -> MTLSize {
     MTLSize { width: n[0] as usize, height: n[1] as usize, depth: n[2] as usize }
 }
 
-/// The name of the GPU, or why there is none.
-pub fn name() -> Result<String> {
+/// The name of the GPU, or why the kernels cannot run on it.
+///
+/// They need simdgroup sums and matrices, which every GPU since the M1 has. Virtual machines, hosted CI runners among
+/// them, show a paravirtual device of an older family.
+pub fn usable() -> Result<String> {
     let device = MTLCreateSystemDefaultDevice().context("this machine has no GPU that Metal knows")?;
-    Ok(device.name().to_string())
+    let name = device.name().to_string();
+    ensure!(
+        device.supportsFamily(MTLGPUFamily::Apple7),
+        "the kernels need a GPU of family Apple7 (M1 or later), and {name} is not one: run this on a Mac, not in a virtual machine"
+    );
+    Ok(name)
 }
 
 impl GpuLibrary {
     pub fn new(source: &str) -> Result<GpuLibrary> {
         let device = MTLCreateSystemDefaultDevice().context("this machine has no GPU that Metal knows")?;
-        let queue = device.newCommandQueue().context("the GPU gives no command queue")?;
+        let queue = device.newCommandQueue().context("Metal returned no command queue")?;
         let library = device.newLibraryWithSource_options_error(&NSString::from_str(source), None);
-        let library = library.map_err(told).context("Metal does not compile the shader")?;
+        let library = library.map_err(describe).context("Metal does not compile the shader")?;
         Ok(GpuLibrary { device, queue, library, pipelines: RefCell::default() })
     }
 
@@ -84,8 +92,8 @@ impl GpuLibrary {
             // SAFETY: a value of that type, which is copied; the index is the function's own.
             unsafe { values.setConstantValue_type_atIndex(at, kind, index) };
         }
-        let function = self.library.newFunctionWithName_constantValues_error(&name, &values).map_err(told)?;
-        let made = self.device.newComputePipelineStateWithFunction_error(&function).map_err(told)?;
+        let function = self.library.newFunctionWithName_constantValues_error(&name, &values).map_err(describe)?;
+        let made = self.device.newComputePipelineStateWithFunction_error(&function).map_err(describe)?;
         self.pipelines.borrow_mut().insert(key, made.clone());
         Ok(made)
     }
@@ -117,8 +125,8 @@ impl GpuLibrary {
                 Argument::Write(bytes) => self.buffer(bytes)?,
             });
         }
-        let commands = self.queue.commandBuffer().context("the GPU gives no command buffer")?;
-        let encoder = commands.computeCommandEncoder().context("the GPU gives no encoder")?;
+        let commands = self.queue.commandBuffer().context("Metal returned no command buffer")?;
+        let encoder = commands.computeCommandEncoder().context("Metal returned no encoder")?;
         encoder.setComputePipelineState(&pipeline);
         for (i, buffer) in buffers.iter().enumerate() {
             // SAFETY: the buffer lives until the end of this function, which waits for the GPU.
@@ -133,7 +141,7 @@ impl GpuLibrary {
         commands.commit();
         commands.waitUntilCompleted();
         if let Some(error) = commands.error() {
-            return Err(told(error)).with_context(|| launch.kernel.to_string());
+            return Err(describe(error)).with_context(|| launch.kernel.to_string());
         }
         for (argument, buffer) in launch.buffers.iter_mut().zip(&buffers) {
             if let Argument::Write(bytes) = argument {

@@ -67,7 +67,18 @@ fn on_gpu(name: &str) -> Result<Library> {
 
 #[cfg(not(target_os = "macos"))]
 fn on_gpu(_: &str) -> Result<Library> {
-    bail!("Metal is macOS's")
+    bail!("Metal needs macOS")
+}
+
+/// The GPU that the kernels can run on, or why there is none.
+#[cfg(target_os = "macos")]
+fn gpu_name() -> Result<String> {
+    crate::metal::gpu::usable()
+}
+
+#[cfg(not(target_os = "macos"))]
+fn gpu_name() -> Result<String> {
+    bail!("Metal needs macOS")
 }
 
 /// Takes away the barriers of a shader one after the other; `work` is a test that has to fail each time. A barrier may
@@ -143,10 +154,15 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         attention::run(&setup, tally)?;
     }
     if cfg!(target_os = "macos") && !sanitized {
-        println!("metal: the lists again on the GPU");
-        (setup.mode, setup.quick, setup.gpu) = (Mode::Plain, options.quick, true);
-        rows::run(&setup, tally)?;
-        attention::run(&setup, tally)?;
+        match gpu_name() {
+            Err(why) => tally.skip("the lists on the GPU", 1, &format!("{why:#}")),
+            Ok(name) => {
+                println!("metal: the lists again on the GPU, {name}");
+                (setup.mode, setup.quick, setup.gpu) = (Mode::Plain, options.quick, true);
+                rows::run(&setup, tally)?;
+                attention::run(&setup, tally)?;
+            }
+        }
     }
     match sanitizing {
         None => {}

@@ -25,10 +25,10 @@ pub struct Options {
     /// Only these parts
     #[arg(long, value_name = "PART,…", value_delimiter = ',')]
     pub only: Vec<Part>,
-    /// The inner loop: fewer cases, shorter texts
+    /// For the inner loop: fewer cases, shorter texts
     #[arg(long)]
     pub quick: bool,
-    /// The long forms
+    /// The long forms: fuzzing, sanitizers, Miri, a loaded server
     #[arg(long, conflicts_with = "quick")]
     pub soak: bool,
     /// In part `rust`, write today's instruction counts to tests/counts and do nothing else
@@ -63,7 +63,7 @@ impl Part {
     }
 }
 
-/// What came of one part; prints each check as it ends.
+/// The results of one part; prints each check as it ends.
 pub struct Tally {
     part: String,
     passed: u64,
@@ -81,7 +81,7 @@ impl Tally {
         Tally { part: part.name(), passed: 0, failed: 0, skipped: 0, reasons, tried, start: Instant::now() }
     }
 
-    /// One check. An error fails it, and what is behind it still runs.
+    /// One check. An error fails it, and the checks after it still run.
     pub fn check(&mut self, what: &str, check: impl FnOnce() -> Result<()>) {
         let start = Instant::now();
         match check() {
@@ -111,7 +111,7 @@ impl Tally {
         self.failed += failed;
     }
 
-    /// `n` more of what a part tries by the thousand; told at the end.
+    /// `n` more random cases of a kind; the sums are printed at the end.
     pub fn count(&mut self, what: &str, n: u64) {
         match self.tried.iter_mut().find(|(name, _)| name == what) {
             Some((_, sum)) => *sum += n,
@@ -154,7 +154,7 @@ pub fn test(options: &Options) -> Result<ExitCode> {
             Part::Metal => metal::run(options, &mut tally),
             // Two more builds of llama.cpp.
             Part::Wrapper if options.only.is_empty() && !options.soak => {
-                tally.skip("all", 1, &format!("long: ask for it with --only {}, or --soak", part.name()));
+                tally.skip("all", 1, &format!("slow: run it with --only {}, or --soak", part.name()));
                 Ok(())
             }
             Part::Wrapper => wrapper::run(options, &mut tally),
@@ -172,7 +172,7 @@ pub fn test(options: &Options) -> Result<ExitCode> {
     write_json(options, &tallies)?;
     let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum::<u64>();
     let failed = sum(|t| t.failed);
-    // What was not run, once more where it is seen.
+    // What failed or was skipped, once more at the end.
     tallies.iter().filter(|t| !t.reasons.is_empty()).for_each(|t| println!("{}: {}", t.part, t.reasons.join("; ")));
     println!("{} passed, {failed} failed, {} skipped", sum(|t| t.passed), sum(|t| t.skipped));
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

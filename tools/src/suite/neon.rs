@@ -40,7 +40,7 @@ const LIMIT: Duration = Duration::from_secs(1200);
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     check_macos(tally);
     if cfg!(target_arch = "aarch64") {
-        tally.skip("emulation", 1, "this CPU is such a one: part rust runs the list on it");
+        tally.skip("emulation", 1, "this CPU is aarch64: part rust runs these tests natively");
         return Ok(());
     }
     if let Err(why) = cross::programs(&[AARCH64_GCC, QEMU]).and_then(|()| cross::rust_target(AARCH64)) {
@@ -61,7 +61,7 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     if options.soak {
         return whole::run(tally);
     }
-    tally.skip("llama.cpp in emulation", 1, "long: ask for it with --soak");
+    tally.skip("llama.cpp in emulation", 1, "slow: run it with --soak");
     Ok(())
 }
 

@@ -1,8 +1,9 @@
 //! Unit and property tests, fmt, clippy, instruction counts.
 
+use std::fs;
 use std::process::Command;
 
-use anyhow::{bail, Result};
+use anyhow::{bail, ensure, Result};
 
 use super::{counts, Options, Tally};
 use crate::progress::Spinner;
@@ -21,8 +22,22 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         let _spinner = Spinner::new("cargo doc");
         process::run_ok(doc.env("RUSTDOCFLAGS", "-D warnings")).map(drop)
     });
+    tally.check("cargo package has all that ggml-ext is built from", package);
     tests(options, tally)?;
     counts::run(options, tally)
+}
+
+/// A packaged crate has only what lies in its folder, and shaders/ and LICENSE lie outside of it.
+fn package() -> Result<()> {
+    let done = process::run_ok(&mut command(&["package", "--package", "ggml-ext", "--list", "--allow-dirty"]))?;
+    let packaged: Vec<&str> = done.stdout.lines().collect();
+    let mut wanted = vec!["LICENSE".to_string(), "README.md".to_string()];
+    for file in fs::read_dir(project_root().join("shaders"))? {
+        wanted.push(format!("shaders/{}", file?.file_name().to_string_lossy()));
+    }
+    wanted.retain(|file| !packaged.contains(&file.as_str()));
+    ensure!(wanted.is_empty(), "not in the package: {}; ggml-ext/ has links to what is outside", wanted.join(", "));
+    Ok(())
 }
 
 fn command(args: &[&str]) -> Command {

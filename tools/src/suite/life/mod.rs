@@ -28,12 +28,12 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     if options.soak || !options.only.is_empty() {
         rpc::run(tally)?;
     } else {
-        tally.skip("RPC", 1, "another build of llama.cpp: ask for it with --only life, or --soak");
+        tally.skip("RPC", 1, "another build of llama.cpp: run it with --only life, or --soak");
     }
     if options.soak {
         sanitize::run(tally)?;
     } else {
-        tally.skip("sanitizers and Miri", 1, "long: ask for them with --soak");
+        tally.skip("sanitizers and Miri", 1, "slow: run them with --soak");
     }
     Ok(())
 }

@@ -25,6 +25,12 @@ pub fn run(setup: &Setup, options: &Options, tally: &mut Tally) -> Result<()> {
     }
     // On a Mac the backend is the real one, and Metal compiles.
     let mac = cfg!(target_os = "macos");
+    if mac {
+        if let Err(why) = super::gpu_name() {
+            tally.skip("ggml's Metal backend", 1, &format!("{why:#}"));
+            return Ok(());
+        }
+    }
     let folder = cache::Scratch::new()?;
     if !mac {
         libraries(setup, folder.path())?;

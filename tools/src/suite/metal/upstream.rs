@@ -51,7 +51,7 @@ pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
     });
     println!("      largest error {worst:.1e}");
     if attend(&attention, Order::Forward).is_err() {
-        println!("      (in forward order it is wrong: it counts on lanes in step)");
+        println!("      (in forward order it is wrong: it relies on lanes in lockstep)");
     }
     Ok(())
 }
