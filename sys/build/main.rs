@@ -6,6 +6,7 @@
 mod bindings;
 mod library;
 mod original;
+mod pip;
 mod python;
 
 use std::env;
@@ -98,7 +99,8 @@ fn build() -> Result<()> {
 }
 
 fn main() -> ExitCode {
-    for path in ["build", "tree", "../CMakeLists.txt", "../patches", "../ggml-ext/include", "../ggml-ext/shim"] {
+    let ours = ["build", "pins", "tree", "../CMakeLists.txt", "../cmake", "../patches"];
+    for path in ours.into_iter().chain(["../ggml-ext/include", "../ggml-ext/shim"]) {
         println!("cargo::rerun-if-changed={path}");
     }
     match build() {

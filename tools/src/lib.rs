@@ -18,6 +18,8 @@ pub mod model;
 pub mod needle;
 pub mod pair;
 pub mod patch;
+#[path = "../../sys/build/pip.rs"]
+mod pip;
 pub mod process;
 pub mod progress;
 pub mod python;

@@ -20,6 +20,14 @@ impl Finished {
         format!("{}\n{}", self.stdout, self.stderr)
     }
 
+    /// Anything but success is an error that shows the command and the end of its output.
+    pub fn ok(self, command: &Command) -> Result<Finished> {
+        if !self.status.success() {
+            bail!("{} failed ({})\n{}", shown(command), self.status, tail(&self.text(), 20));
+        }
+        Ok(self)
+    }
+
     /// Ended by itself with a code, not by a signal (an abort or a crash) and not by our limit.
     pub fn exited(&self) -> bool {
         !self.timed_out && self.status.code().is_some()
@@ -52,13 +60,9 @@ pub fn run(command: &mut Command, limit: Option<Duration>) -> Result<Finished> {
     Ok(Finished { status, stdout: join(stdout), stderr: join(stderr), timed_out })
 }
 
-/// As `run`, where anything but success is an error that shows the command and the end of its output.
+/// As `run`, where anything but success is an error.
 pub fn run_ok(command: &mut Command) -> Result<Finished> {
-    let done = run(command, None)?;
-    if !done.status.success() {
-        bail!("{} failed ({})\n{}", shown(command), done.status, tail(&done.text(), 20));
-    }
-    Ok(done)
+    run(command, None)?.ok(command)
 }
 
 fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {

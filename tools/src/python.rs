@@ -1,4 +1,4 @@
-//! cmake and ninja: the machine's, else PyPI's in a folder of the cache.
+//! cmake and ninja: the machine's, else PyPI's in a folder of the cache, in the versions and with the hashes of sys/pins.
 //!
 //! `pip install --target` rather than a virtual environment: it needs neither `venv` nor `ensurepip`, which many
 //! machines lack, and the folder can be renamed into place because the binaries in it do not know where they are.
@@ -10,8 +10,7 @@ use std::process::Command;
 use anyhow::{anyhow, Result};
 
 use crate::fetch::{self, Retry};
-use crate::progress::Spinner;
-use crate::{cache, process};
+use crate::{cache, pip, process, project_root};
 
 pub struct BuildTools {
     pub cmake: PathBuf,
@@ -19,7 +18,11 @@ pub struct BuildTools {
 }
 
 const CMAKE_AT_LEAST: (u32, u32) = (3, 18);
-const PACKAGES: [&str; 2] = ["cmake>=3.28", "ninja>=1.11"];
+
+/// Where version and hashes of a package are.
+fn pins(package: &str) -> PathBuf {
+    project_root().join("sys").join("pins").join(format!("{package}.txt"))
+}
 
 pub fn build_tools() -> Result<BuildTools> {
     let has_cmake = version_of("cmake").is_some_and(|v| v >= CMAKE_AT_LEAST);
@@ -27,8 +30,10 @@ pub fn build_tools() -> Result<BuildTools> {
     if has_cmake && has_ninja {
         return Ok(BuildTools { cmake: "cmake".into(), ninja: "ninja".into() });
     }
-    let dir = cache::root()?.join(format!("python-{}", cache::key(&PACKAGES)));
-    let dir = cache::place(&dir, install)?;
+    let files = ["cmake", "ninja"].map(pins);
+    let texts: Vec<_> = files.iter().map(fs::read).collect::<Result<_, _>>()?;
+    let dir = cache::root()?.join(format!("python-{}", cache::key(&texts)));
+    let dir = cache::place(&dir, |part| install(&files, part, &fetch::python(), &Retry::default()))?;
     Ok(BuildTools { cmake: binary(&dir, "cmake")?, ninja: binary(&dir, "ninja")? })
 }
 
@@ -45,21 +50,9 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
     })
 }
 
-fn install(dir: &Path) -> Result<()> {
+fn install(pins: &[PathBuf], dir: &Path, python: &Path, retry: &Retry) -> Result<()> {
     let what = "installing cmake and ninja from PyPI (this machine has none that will do)";
-    let spinner = Spinner::new(what);
-    Retry::default().run(
-        what,
-        |line| spinner.line(line),
-        || {
-            cache::remove(dir)?;
-            let mut pip = Command::new(fetch::python());
-            pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--only-binary", ":all:"]);
-            // A user-wide `--user` in pip's configuration would contradict --target.
-            pip.arg("--target").arg(dir).args(PACKAGES).env("PIP_USER", "0");
-            process::run_ok(&mut pip).map(drop)
-        },
-    )
+    fetch::pip(what, retry, &mut pip::install(python.as_os_str(), pins, dir), || cache::remove(dir))
 }
 
 /// The program itself: wheels also bring a script of the same name, which would need its packages on Python's path.
@@ -91,6 +84,67 @@ mod tests {
         assert_eq!(parse_version("cmake version 3.31.6\n\nCMake suite"), Some((3, 31)));
         assert_eq!(parse_version("1.13.2.git.kitware"), Some((1, 13)));
         assert_eq!(parse_version("none"), None);
+    }
+
+    #[test]
+    fn pins_have_a_hash_for_every_wheel() {
+        for package in ["cmake", "ninja", "libclang"] {
+            let text = fs::read_to_string(pins(package)).unwrap();
+            let wheels: Vec<_> = text.lines().filter_map(|l| l.strip_prefix("#   ")).collect();
+            let words: Vec<_> = text.lines().filter(|l| !l.starts_with('#')).flat_map(str::split_whitespace).collect();
+            let hashes: Vec<_> = words.iter().filter_map(|w| w.strip_prefix("--hash=sha256:")).collect();
+            let version = words[0].strip_prefix(&format!("{package}==")).expect("name and version come first");
+            assert!(wheels.iter().all(|w| w.starts_with(&format!("{package}-{version}-")) && w.ends_with(".whl")));
+            assert!(hashes.iter().all(|h| h.len() == 64 && h.bytes().all(|b| b.is_ascii_hexdigit())));
+            assert_eq!(wheels.len(), hashes.len(), "{package}");
+            // Machines that this project is built on.
+            let any_of = [
+                &["manylinux2014_x86_64", "manylinux2010_x86_64"][..],
+                &["manylinux2014_aarch64"],
+                &["musllinux_1_2_x86_64"],
+                &["macosx_11_0_arm64", "universal2"],
+                &["macosx_10_9_x86_64", "universal2"],
+                &["win_amd64"],
+            ];
+            for names in any_of {
+                assert!(
+                    wheels.iter().any(|w| names.iter().any(|n| w.contains(n))),
+                    "{package}: no wheel for {names:?}"
+                );
+            }
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_wheels_with_a_pinned_hash_are_installed() {
+        let scratch = cache::Scratch::new().unwrap();
+        let at = |name: &str| scratch.path().join(name);
+        for (path, text) in [
+            ("thing/data/bin/thing", "\x7fELF"),
+            ("thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n"),
+            ("thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
+            ("thing-1.0.dist-info/RECORD", ""),
+        ] {
+            fs::create_dir_all(at(path).parent().unwrap()).unwrap();
+            fs::write(at(path), text).unwrap();
+        }
+        let wheel = "thing-1.0-py3-none-any.whl";
+        let mut zip = Command::new(fetch::python());
+        zip.args(["-m", "zipfile", "-c", wheel, "thing", "thing-1.0.dist-info"]).current_dir(scratch.path());
+        process::run_ok(&mut zip).unwrap();
+        let right = cache::sha256_file(&at(wheel)).unwrap();
+        let wrong = right.replace(|c: char| c.is_ascii_digit(), "a");
+        let install = |pin: &str, to: &str| {
+            let pins = at("pins.txt");
+            fs::write(&pins, format!("--no-index\n--find-links {}\nthing==1.0{pin}\n", scratch.path().display()))?;
+            super::install(&[pins], &at(to), &fetch::python(), &Retry { waits: Vec::new() })
+        };
+        let e = format!("{:#}", install(&format!(" --hash=sha256:{wrong}"), "wrong").unwrap_err());
+        assert!(e.contains(&wrong) && e.contains(&right) && !at("wrong").exists(), "{e}");
+        assert!(install("", "none").is_err() && !at("none").exists(), "a wheel without a hash was installed");
+        install(&format!(" --hash=sha256:{wrong} --hash=sha256:{right}"), "right").unwrap();
+        assert!(binary(&at("right"), "thing").unwrap().ends_with("thing/data/bin/thing"));
     }
 
     #[test]
