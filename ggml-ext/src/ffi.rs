@@ -667,6 +667,7 @@ pub struct CStateCache {
     sequences: u32,
     v_transposed: bool,
     rotated: bool,
+    extension: u32,
     layers: *const CStateLayer,
     n_layers: usize,
     ranges: *const state::Range,
@@ -683,6 +684,8 @@ pub struct CState {
     data_bytes: u64,
     caches: *const CStateCache,
     n_caches: usize,
+    n_known: usize,
+    others: bool,
 }
 
 /// # Safety
@@ -732,6 +735,15 @@ impl CState {
             caches: unsafe { slice(self.caches, self.n_caches).iter().map(|c| c.cache()).collect() },
         }
     }
+
+    /// # Safety
+    /// The arrays are as long as said.
+    unsafe fn context(&self) -> state::Context {
+        // SAFETY: the caller's promise.
+        let (live, extensions) =
+            unsafe { (self.header(), slice(self.caches, self.n_caches).iter().map(|c| c.extension).collect()) };
+        state::Context { live, extensions, known: self.n_known, others: self.others }
+    }
 }
 
 /// # Safety
@@ -752,16 +764,22 @@ pub unsafe extern "C" fn ggml_ext_state_header(state: *const CState, dst: *mut u
 }
 
 /// # Safety
-/// `prefix` holds GGML_EXT_STATE_PREFIX bytes; `err` has room for `err_size` bytes.
+/// `prefix` holds GGML_EXT_STATE_PREFIX bytes, `context` is a description, `err` has room for `err_size` bytes.
 #[no_mangle]
-pub unsafe extern "C" fn ggml_ext_state_header_rest(prefix: *const u8, err: *mut c_char, err_size: usize) -> i64 {
-    guarded(-1, || {
+pub unsafe extern "C" fn ggml_ext_state_header_rest(
+    prefix: *const u8,
+    context: *const CState,
+    err: *mut c_char,
+    err_size: usize,
+) -> i64 {
+    let rest = || -> Result<usize, String> {
         // SAFETY: the caller's promise.
-        match state::body_bytes(unsafe { slice(prefix, state::PREFIX_BYTES) }) {
-            Ok(bytes) => bytes as i64,
-            // SAFETY: the caller's promise.
-            Err(message) => unsafe { answer_with(-1, &message, err, err_size) },
-        }
+        unsafe { context.as_ref().ok_or("no context given")?.context().body_bytes(slice(prefix, state::PREFIX_BYTES)) }
+    };
+    guarded(-1, || match rest() {
+        Ok(bytes) => bytes as i64,
+        // SAFETY: the caller's promise.
+        Err(message) => unsafe { answer_with(-1, &message, err, err_size) },
     })
 }
 
@@ -780,7 +798,7 @@ pub unsafe extern "C" fn ggml_ext_state_check(
         // SAFETY: the caller's promise.
         unsafe {
             let header = state::Header::from_bytes(slice(header, size))?;
-            header.check(&context.as_ref().ok_or("no context given")?.header())?;
+            context.as_ref().ok_or("no context given")?.context().check(&header)?;
             if let Some(found) = found.as_mut() {
                 found.one_sequence = header.kind == 1;
                 found.foreign = header.foreign;
@@ -790,6 +808,32 @@ pub unsafe extern "C" fn ggml_ext_state_check(
             }
         }
         Ok(())
+    };
+    guarded(false, || match check() {
+        Ok(()) => true,
+        // SAFETY: the caller's promise.
+        Err(message) => unsafe { answer_with(false, &message, err, err_size) },
+    })
+}
+
+/// # Safety
+/// `header` and `meta` hold so many bytes, `context` is a description, `err` has room for `err_size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_state_check_meta(
+    header: *const u8,
+    size: usize,
+    context: *const CState,
+    meta: *const u8,
+    meta_size: usize,
+    err: *mut c_char,
+    err_size: usize,
+) -> bool {
+    let check = || -> Result<(), String> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let header = state::Header::from_bytes(slice(header, size))?;
+            context.as_ref().ok_or("no context given")?.context().check_meta(&header, slice(meta, meta_size))
+        }
     };
     guarded(false, || match check() {
         Ok(()) => true,
