@@ -116,6 +116,12 @@ pub fn state(data: &[u8]) {
         let mut other = header.clone();
         other.caches.iter_mut().flat_map(|c| &mut c.layers).for_each(|l| l.k.kind ^= 1);
         let _ = header.check(&other);
+        let (known, extensions) = (header.caches.len(), vec![data[0] as u32 % 16; header.caches.len()]);
+        let context = state::Context { live: header.clone(), extensions, known, others: data[0] > 200 };
+        let (_, _) = (context.check(&header), context.check_meta(&header, data));
+        let meta =
+            state::Header { meta_bytes: data.len() as u64, meta_sum: state::checksum(&[data]), ..header.clone() };
+        let (_, _) = (context.check(&meta), context.check_meta(&meta, data));
         for cache in &header.caches {
             let cells: Vec<u32> = cache.ranges.iter().take(8).map(|r| r.from).collect();
             let _ = state::place_groups(&cells, cache.cells, &[true; 300], GROUP_CELLS);

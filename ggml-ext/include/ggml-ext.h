@@ -181,6 +181,7 @@ struct ggml_ext_state_cache {
     uint32_t sequences;     // a state's: those that it has; a context's: those that it may have
     bool     v_transposed;
     bool     rotated;       // by llama.cpp
+    uint32_t extension;     // a context's: bytes of a cell's metadata beside its position and sequences
     const struct ggml_ext_state_layer * layers;
     size_t                              n_layers;
     const struct ggml_ext_state_range * ranges;    // a state's: its cells; a context's: those that a sequence may take
@@ -195,18 +196,25 @@ struct ggml_ext_state {
     uint64_t data_bytes;    // rows
     const struct ggml_ext_state_cache * caches;
     size_t                              n_caches;
+    size_t   n_known;       // a context's: caches whose metadata comes before that of anything else
+    bool     others;        // a context's: there is something else, recurrent states
 };
 
 // The header of a state, prefix included: its length; written where it fits into `size`.
 size_t ggml_ext_state_header(const struct ggml_ext_state * state, void * dst, size_t size);
-// Bytes of the header behind the prefix; -1, with a message, where it is none or of another version.
-int64_t ggml_ext_state_header_rest(const void * prefix, char * err, size_t err_size);
-// Can the context take the state with this header? `found` (not its caches) is filled where it can; the message says what differs.
+// Bytes of the header behind the prefix; -1, with a message, where it is none, of another version, or longer than that of
+// any state that the context could take.
+int64_t ggml_ext_state_header_rest(const void * prefix, const struct ggml_ext_state * context, char * err, size_t err_size);
+// Can the context take the state with this header, and do the lengths that it tells follow from its cells? `found` (not its
+// caches) is filled where it can; the message says what differs.
 bool ggml_ext_state_check(const void * header, size_t size, const struct ggml_ext_state * context,
                           struct ggml_ext_state * found, char * err, size_t err_size);
 // The cells of cache number `cache` of a header: how many ranges, at most `n` of them written; `cells` gets the size of a stream.
 size_t ggml_ext_state_ranges(const void * header, size_t size, size_t cache, struct ggml_ext_state_range * dst, size_t n,
                              uint32_t * cells);
+// Is this the metadata of the state with this header, and can the context take it?
+bool ggml_ext_state_check_meta(const void * header, size_t size, const struct ggml_ext_state * context, const void * meta,
+                               size_t meta_size, char * err, size_t err_size);
 uint64_t ggml_ext_state_checksum(const void * data, size_t size);
 
 // Where the cells of whole groups go: to[i] for the ascending cells[i] of a stream of `source_cells`, in a stream of n_free

@@ -2,8 +2,9 @@
 //
 // llama.cpp's caches write and read their state through an interface of four functions. Here are implementations of it
 // that go between: one asks the caches of a context what they are and takes their metadata down, one passes their rows
-// on, and one reads. Nothing of a context is touched before the header of a state was compared with it as a whole and all
-// of its bytes are there; rows are put in place when the caches have taken the rest.
+// on, and one reads. Nothing of a context is touched before the header of a state was compared with it as a whole, its
+// lengths follow from its cells, its metadata was checked and all of its bytes are there. Rows then go from the file to
+// their places in pieces: a restore takes memory for the metadata and for a piece, whatever the size of the state.
 //
 // Rows that stand alone pass as they are. Cells that are coded together travel as whole groups (see src/state.rs), without
 // what other sequences have in them.
@@ -13,6 +14,7 @@
 #include "ggml-ext-groups.h"
 #include "ggml-ext-seam.h"
 
+#include "llama-hparams.h"
 #include "llama-impl.h"
 #include "llama-io.h"
 #include "llama.h"
@@ -65,15 +67,19 @@ class ggml_ext_state_survey : public llama_io_write_i {
     std::vector<cache_parts> caches;
     std::vector<uint8_t>     meta;
     uint64_t                 data_bytes = 0;
+    size_t                   n_known    = 0;      // caches that come before anything else
+    bool                     others     = false;  // there is something else: recurrent states
     bool                     ours       = false;
     bool                     grouped    = false;
 
     template <typename Memory>
     ggml_ext_state_survey(const Memory & memory, llama_seq_id seq_id, llama_state_seq_flags flags, bool brief) : brief(brief) {
-        memory.state_write(*this, seq_id, flags);
+        // nothing goes to a device here, and recurrent memories abort where that would need several copies
+        memory.state_write(*this, seq_id, flags & ~LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
     }
 
     void write(const void * src, size_t size) override {
+        others = others || brief; // caches that describe themselves have said all by then
         if (!brief) {
             meta.insert(meta.end(), (const uint8_t *) src, (const uint8_t *) src + size);
         }
@@ -104,6 +110,8 @@ class ggml_ext_state_survey : public llama_io_write_i {
         res.data_bytes   = data_bytes;
         res.caches       = plain.data();
         res.n_caches     = plain.size();
+        res.n_known      = n_known;
+        res.others       = others;
         return res;
     }
 
@@ -135,10 +143,12 @@ class ggml_ext_state_survey : public llama_io_write_i {
 };
 
 // What llama_kv_cache::state_write says of itself, before it writes anything. True: that was all that is wanted.
-// `dest` are the cells of the stream that a single sequence has; NULL for a whole context.
+// `extension`: bytes of a cell's metadata beside its position and sequences. `dest` are the cells of the stream that a
+// single sequence has; NULL for a whole context.
 template <typename Layers, typename Streams, typename Cells>
 bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const Streams & streams, uint32_t n_seq_max,
-                             bool v_trans, bool rotated, bool sliding, const Cells * dest, llama_seq_id seq_id) {
+                             bool v_trans, bool rotated, uint32_t n_swa, llama_swa_type swa_type, size_t extension,
+                             const Cells * dest, llama_seq_id seq_id) {
     auto * survey = dynamic_cast<ggml_ext_state_survey *>(&io);
     if (!survey) {
         return false;
@@ -150,6 +160,8 @@ bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const
     cache.cells        = streams[0].size();
     cache.v_transposed = v_trans;
     cache.rotated      = rotated;
+    cache.extension    = (uint32_t) extension;
+    survey->n_known    = survey->others ? survey->n_known : survey->caches.size();
     cache.sequences    = survey->brief ? n_seq_max : 0;
     for (uint32_t s = 0; s < n_seq_max && !survey->brief; s++) {
         for (const auto & cells : streams) {
@@ -171,9 +183,16 @@ bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const
         survey->grouped = survey->grouped || ggml_ext_group_cells(layer.k->type) > 1;
     }
 
-    // What a single sequence may take: free cells, its own, and with a window those that others have left behind it.
+    // What a single sequence may take, as llama_kv_cache::find_slot sees it: free cells, its own, and with a window those
+    // that a sequence has left behind it.
     for (uint32_t i = 0; survey->brief && dest && i < dest->size(); i++) {
-        if (sliding || dest->is_empty(i) || (dest->seq_count(i) == 1 && dest->seq_has(i, seq_id))) {
+        const int others = dest->is_empty(i) ? 0 : (int) dest->seq_count(i) - dest->seq_has(i, seq_id);
+        bool      free   = others == 0;
+        for (llama_seq_id s = 0; n_swa > 0 && others == 1 && !free && s < (llama_seq_id) n_seq_max; s++) {
+            free = s != seq_id && dest->seq_has(i, s) &&
+                   llama_hparams::is_masked_swa(n_swa, swa_type, dest->pos_get(i), dest->seq_pos_max(s) + 1);
+        }
+        if (free) {
             ranges.push_back({ 0, i, i + 1 });
         }
     }
@@ -264,77 +283,50 @@ template <typename Memory> void ggml_ext_state_write(llama_io_write_i & io, cons
     memory.state_write(rows, seq_id, flags);
 }
 
-// A state of llama.cpp's own of which four bytes have been read.
-class ggml_ext_state_foreign : public llama_io_read_i {
-  public:
-    ggml_ext_state_foreign(llama_io_read_i & io, uint32_t first) : io(io), first(first) {}
-
-    void read(void * dst, size_t size) override {
-        if (left > 0 && size != left) {
-            throw std::runtime_error("a state begins with a number of four bytes");
-        }
-        if (left > 0) {
-            memcpy(dst, &first, size);
-            left = 0;
-            return;
-        }
-        io.read(dst, size);
-    }
-
-    void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override { io.read_tensor(tensor, offset, size); }
-    void   discard() override { io.discard(); }
-    size_t n_bytes() override { return io.n_bytes(); }
-
-  private:
-    llama_io_read_i & io;
-    const uint32_t    first;
-    size_t            left = sizeof(uint32_t);
-};
-
-// A state of ours, in memory and compared with the context.
+// A state of ours: compared with the context when it is made, and then read by the caches.
 class ggml_ext_state_reader : public llama_io_read_i {
   public:
     // The magic has been read. Throws where the context cannot take the state; nothing has happened then.
-    ggml_ext_state_reader(llama_io_read_i & io, ggml_ext_state_survey & context, llama_seq_id seq_id) {
+    ggml_ext_state_reader(llama_io_read_i & io, ggml_ext_state_survey & context, llama_seq_id seq_id) : io(io) {
         char err[1024] = "";
-        header.resize(GGML_EXT_STATE_PREFIX);
+        const ggml_ext_state here = context.state(seq_id);
+        std::vector<uint8_t> header(GGML_EXT_STATE_PREFIX);
         const uint32_t magic = GGML_EXT_STATE_MAGIC;
         memcpy(header.data(), &magic, sizeof(magic));
         io.read(header.data() + sizeof(magic), header.size() - sizeof(magic));
-        const int64_t rest = ggml_ext_state_header_rest(header.data(), err, sizeof(err));
+        const int64_t rest = ggml_ext_state_header_rest(header.data(), &here, err, sizeof(err));
         if (rest < 0) {
             refuse(err);
         }
+        require("its header", rest, 0, false);
         header.resize(GGML_EXT_STATE_PREFIX + rest);
         io.read(header.data() + GGML_EXT_STATE_PREFIX, rest);
 
-        const ggml_ext_state here = context.state(seq_id);
         ggml_ext_state found = {};
         if (!ggml_ext_state_check(header.data(), header.size(), &here, &found, err, sizeof(err))) {
             refuse(err);
         }
+        require("its metadata and rows", found.meta_bytes, found.data_bytes, seq_id < 0);
         meta.resize(found.meta_bytes);
         io.read(meta.data(), meta.size());
-        if (ggml_ext_state_checksum(meta.data(), meta.size()) != found.meta_sum) {
-            refuse("what it says of its cells is damaged: the checksum differs");
+        if (!ggml_ext_state_check_meta(header.data(), header.size(), &here, meta.data(), meta.size(), err, sizeof(err))) {
+            refuse(err);
         }
-        data_bytes = found.data_bytes;
-        data.reset(new uint8_t[data_bytes]);
-        io.read(data.get(), data_bytes);
+        data_left = found.data_bytes;
 
         for (size_t c = 0; c < context.caches.size(); c++) {
             uint32_t cells = 0;
             std::vector<ggml_ext_state_range> ranges(ggml_ext_state_ranges(header.data(), header.size(), c, nullptr, 0, &cells));
             ggml_ext_state_ranges(header.data(), header.size(), c, ranges.data(), ranges.size(), &cells);
             for (const ggml_ext_state_range & range : ranges) {
-                if (streams.empty() || streams.back()->cache != c || streams.back()->number != range.stream) {
-                    streams.push_back(std::make_shared<stream>());
-                    streams.back()->cache        = c;
-                    streams.back()->number       = range.stream;
-                    streams.back()->source_cells = cells;
+                if (streams.empty() || streams.back().cache != c || streams.back().number != range.stream) {
+                    streams.emplace_back();
+                    streams.back().cache        = c;
+                    streams.back().number       = range.stream;
+                    streams.back().source_cells = cells;
                 }
                 for (uint32_t cell = range.from; cell < range.to; cell++) {
-                    streams.back()->from.push_back(cell);
+                    streams.back().from.push_back(cell);
                 }
             }
         }
@@ -348,40 +340,39 @@ class ggml_ext_state_reader : public llama_io_read_i {
         meta_read += size;
     }
 
+    // Rows go to their places piece by piece. Of cells that are coded together all go with the first of a stream's runs.
     void read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
-        const uint32_t group = ggml_ext_group_cells(tensor->type);
-        if (group == 1) {
-            jobs.push_back({ tensor, take(size), offset, size, nullptr });
-            return;
-        }
-        if (jobs.empty() || jobs.back().tensor != tensor) {
-            if (!current) {
-                refuse("its rows come before its cells");
+        try {
+            if (ggml_ext_group_cells(tensor->type) == 1) {
+                read_rows(tensor, offset, size);
+            } else if (tensor != grouped) {
+                grouped = tensor;
+                current().whole ? read_groups(tensor, current()) : read_anew(tensor, current());
             }
-            const size_t bytes = current->source_rows(group)*tensor->nb[1];
-            jobs.push_back({ tensor, take(bytes), 0, bytes, current });
+        } catch (const std::exception & e) {
+            why = why.empty() ? e.what() : why; // llama.cpp says the same of whatever happens here
+            throw;
         }
     }
 
-    size_t n_bytes() override { return meta_read + data_read; }
+    size_t n_bytes() override { return io.n_bytes(); }
 
     // The cells that a stream's rows are to have: `to` has those that llama.cpp chose, and gets others where cells are coded
     // together and can go to whole groups that are free. `fixed`: they are to stay.
     template <typename Layers, typename Cells> void place(const Layers & layers, const Cells & cells, std::vector<uint32_t> & to, bool fixed) {
-        if (n_placed == streams.size() || streams[n_placed]->from.size() != to.size()) {
+        if (n_placed == streams.size() || streams[n_placed].from.size() != to.size()) {
             refuse("its cells are not those that its header tells");
         }
-        current = streams[n_placed++];
+        stream & s = streams[n_placed++];
         const uint32_t group = ggml_ext_cache_group_cells(layers);
         if (group > 1 && !fixed) {
             std::unique_ptr<bool[]> free(new bool[cells.size()]);
             for (uint32_t i = 0; i < cells.size(); i++) {
                 free[i] = cells.is_empty(i);
             }
-            current->whole = ggml_ext_state_place(current->from.data(), current->from.size(), current->source_cells, free.get(),
-                                                  cells.size(), (int32_t) group, to.data());
+            s.whole = ggml_ext_state_place(s.from.data(), s.from.size(), s.source_cells, free.get(), cells.size(), (int32_t) group, to.data());
         }
-        if (group > 1 && !current->whole) {
+        if (group > 1 && !s.whole) {
             for (const uint32_t cell : to) {
                 const uint32_t begin = cell/group*group, end = std::min(begin + group, cells.size());
                 bool free = true;
@@ -389,26 +380,23 @@ class ggml_ext_state_reader : public llama_io_read_i {
                     free = cells.is_empty(i);
                 }
                 if (free) {
-                    current->renewed.insert(begin);
+                    s.renewed.insert(begin);
                 }
             }
             LLAMA_LOG_WARN("%s: there are not enough free groups of %u cells: keys are decoded and written anew\n", __func__, group);
         }
-        current->to = to;
+        s.to = to;
     }
 
-    // Rows are put in place.
-    void commit() const {
-        for (const job & j : jobs) {
-            if (!j.cells) {
-                ggml_backend_tensor_set(j.tensor, j.data, j.offset, j.size);
-            } else if (j.cells->whole) {
-                set_groups(j);
-            } else {
-                recode(j);
-            }
+    // The caches have read what they wanted.
+    void finish() {
+        if (meta_read != meta.size() || data_left != 0) {
+            refuse("it holds more than the caches of this context read");
         }
     }
+
+    // Why reading failed, in the reader's own words where it has some.
+    const std::string & reason(const std::string & otherwise) const { return why.empty() ? otherwise : why; }
 
   private:
     struct stream {
@@ -419,77 +407,132 @@ class ggml_ext_state_reader : public llama_io_read_i {
         std::vector<uint32_t> from, to;
         std::set<uint32_t>    renewed;  // first cells of groups that were free: what is in them is forgotten
 
-        // Rows of all groups that the cells are in.
-        size_t source_rows(uint32_t group) const {
-            size_t rows = 0;
-            for (size_t i = 0; i < from.size(); i++) {
-                if (i == 0 || from[i]/group != from[i - 1]/group) {
-                    rows += std::min(group, source_cells - from[i]/group*group);
-                }
-            }
-            return rows;
-        }
+        // Does cell number i begin a group, and how many rows has that?
+        bool   begins(size_t i, uint32_t group) const { return i == 0 || from[i]/group != from[i - 1]/group; }
+        size_t rows(size_t i, uint32_t group) const { return std::min(group, source_cells - from[i]/group*group); }
     };
 
-    struct job {
-        ggml_tensor *   tensor;
-        const uint8_t * data;
-        size_t          offset;
-        size_t          size;
-        std::shared_ptr<const stream> cells;  // where they are coded together
-    };
+    static constexpr size_t PIECE = 4 << 20;  // bytes on their way at a time
 
-    std::vector<uint8_t>       header, meta;
-    std::unique_ptr<uint8_t[]> data;
-    size_t data_bytes = 0, meta_read = 0, data_read = 0, n_placed = 0;
-    std::vector<std::shared_ptr<stream>> streams;
-    std::shared_ptr<stream>              current;
-    std::vector<job>                     jobs;
+    llama_io_read_i &    io;
+    std::vector<uint8_t> meta;
+    size_t               meta_read = 0, n_placed = 0;
+    uint64_t             data_left = 0;
+    std::vector<stream>  streams;
+    const ggml_tensor *  grouped = nullptr;
+    std::string          why;
 
-    [[noreturn]] static void refuse(const std::string & why) {
-        throw std::runtime_error("this state cannot be restored here: " + why);
+    [[noreturn]] void refuse(const std::string & reason) {
+        why = reason;
+        throw std::runtime_error("this state cannot be restored here: " + reason);
     }
 
-    const uint8_t * take(size_t size) {
-        if (size > data_bytes - data_read) {
+    // `a` and `b` more bytes are there; of a whole context's state in a file no others.
+    void require(const char * what, uint64_t a, uint64_t b, bool to_the_end) {
+        bool           is_file = false;
+        const uint64_t left    = io.n_left(is_file);
+        if (a > left || b > left - a) {
+            refuse(std::string(what) + " take " + std::to_string(a + b) + " bytes and " + std::to_string(left) + " are left: it was cut");
+        }
+        if (to_the_end && is_file && a + b != left) {
+            refuse(std::string(what) + " take " + std::to_string(a + b) + " bytes and " + std::to_string(left) + " follow in the file");
+        }
+    }
+
+    const stream & current() {
+        if (n_placed == 0) {
+            refuse("its rows come before its cells");
+        }
+        return streams[n_placed - 1];
+    }
+
+    void take(size_t size) {
+        if (size > data_left) {
             refuse("its rows end too early");
         }
-        data_read += size;
-        return data.get() + data_read - size;
+        data_left -= size;
     }
 
-    static void set_groups(const job & j) {
-        const uint32_t  group = ggml_ext_group_cells(j.tensor->type);
-        const uint8_t * rows  = j.data;
-        for (size_t i = 0; i < j.cells->from.size(); i++) {
-            if (i == 0 || j.cells->from[i]/group != j.cells->from[i - 1]/group) {
-                const size_t bytes = std::min(group, j.cells->source_cells - j.cells->from[i]/group*group)*j.tensor->nb[1];
-                ggml_backend_tensor_set(j.tensor, rows, j.cells->to[i]/group*group*j.tensor->nb[1], bytes);
-                rows += bytes;
+    void read_rows(ggml_tensor * t, size_t offset, size_t size) {
+        take(size);
+        const size_t piece = std::max<size_t>(1, PIECE/t->nb[1])*t->nb[1];
+        for (size_t done = 0; done < size; done += piece) {
+            io.read_tensor(t, offset + done, std::min(piece, size - done));
+        }
+    }
+
+    // Whole groups, those that lie side by side at once.
+    void read_groups(ggml_tensor * t, const stream & s) {
+        const uint32_t group = ggml_ext_group_cells(t->type);
+        size_t begin = 0, end = 0;
+        for (size_t i = 0; i < s.from.size(); i++) {
+            if (!s.begins(i, group)) {
+                continue;
             }
+            const size_t at = s.to[i]/group*group*t->nb[1];
+            if (at != end) {
+                read_rows(t, begin, end - begin);
+                begin = at;
+            }
+            end = at + s.rows(i, group)*t->nb[1];
         }
+        read_rows(t, begin, end - begin);
     }
 
-    static void recode(const job & j) {
-        const ggml_tensor * t     = j.tensor;
-        const uint32_t      group = ggml_ext_group_cells(t->type);
+    // The groups of a layer, decoded, and its keys written to the cells that there are.
+    void read_anew(ggml_tensor * t, const stream & s) {
+        const uint32_t group = ggml_ext_group_cells(t->type);
         std::vector<uint32_t> rows;  // in the groups that travelled
-        uint32_t arrived = 0;
-        for (size_t i = 0; i < j.cells->from.size(); i++) {
-            const uint32_t cell = j.cells->from[i];
-            arrived += i > 0 && cell/group != j.cells->from[i - 1]/group ? group : 0;
-            rows.push_back(arrived + cell%group);
+        size_t first = 0, end = 0;
+        for (size_t i = 0; i < s.from.size(); i++) {
+            if (s.begins(i, group)) {
+                first = end;
+                end += s.rows(i, group);
+            }
+            rows.push_back((uint32_t) first + s.from[i]%group);
         }
-        const size_t bytes = t->ne[1]*t->nb[1];
-        std::vector<uint8_t> cache(bytes);
-        ggml_backend_tensor_get(t, cache.data(), 0, bytes);
-        for (const uint32_t first : j.cells->renewed) {
-            std::fill_n(cache.begin() + first*t->nb[1], std::min<size_t>(group, t->ne[1] - first)*t->nb[1], 0);
+        std::vector<uint8_t> groups(end*t->nb[1]), cache(t->ne[1]*t->nb[1]);
+        take(groups.size());
+        io.read(groups.data(), groups.size());
+        ggml_backend_tensor_get(t, cache.data(), 0, cache.size());
+        for (const uint32_t cell : s.renewed) {
+            std::fill_n(cache.begin() + cell*t->nb[1], std::min<size_t>(group, t->ne[1] - cell)*t->nb[1], 0);
         }
-        ggml_ext_state_recode(t->type, (int32_t) (t->ne[0]/ggml_blck_size(t->type)), j.data, j.size/t->nb[1], cache.data(), t->ne[1],
-                              rows.data(), j.cells->to.data(), rows.size());
-        ggml_backend_tensor_set(j.tensor, cache.data(), 0, bytes);
+        if (!ggml_ext_state_recode(t->type, (int32_t) (t->ne[0]/ggml_blck_size(t->type)), groups.data(), end, cache.data(), t->ne[1],
+                                   rows.data(), s.to.data(), rows.size())) {
+            refuse("its keys could not be decoded");
+        }
+        ggml_backend_tensor_set(t, cache.data(), 0, cache.size());
     }
+};
+
+// For caches without a type of ours: a state of llama.cpp's own passes as it is, even one without a byte. One of ours is
+// refused by what it is at its first number, which no cache has acted on.
+class ggml_ext_state_stock : public llama_io_read_i {
+  public:
+    ggml_ext_state_stock(llama_io_read_i & io, ggml_ext_state_survey & context, llama_seq_id seq_id)
+        : io(io), context(context), seq_id(seq_id) {}
+
+    void read(void * dst, size_t size) override {
+        io.read(dst, size);
+        const uint32_t magic = GGML_EXT_STATE_MAGIC;
+        if (first && size == sizeof(magic) && memcmp(dst, &magic, size) == 0) {
+            ggml_ext_state_reader(io, context, seq_id); // says what differs
+            throw std::runtime_error("this state cannot be restored here: it begins as one of ggml-ext's types, and this context has " + context.types());
+        }
+        first = false;
+    }
+
+    void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override { io.read_tensor(tensor, offset, size); }
+    void   discard() override { io.discard(); }
+    size_t n_bytes() override { return io.n_bytes(); }
+    size_t n_left(bool & is_file) override { return io.n_left(is_file); }
+
+  private:
+    llama_io_read_i &       io;
+    ggml_ext_state_survey & context;
+    const llama_seq_id      seq_id;
+    bool                    first = true;
 };
 
 // In llama_kv_cache::state_read_meta, when cells have been chosen.
@@ -506,17 +549,29 @@ template <typename Memory> void ggml_ext_state_read(llama_io_read_i & io, Memory
         return;
     }
     ggml_ext_state_survey context(memory, seq_id, flags, true);
+    if (!context.ours) {
+        ggml_ext_state_stock stock(io, context, seq_id);
+        memory.state_read(stock, seq_id, flags);
+        return;
+    }
     uint32_t first;
     io.read(&first, sizeof(first));
-    if (first == GGML_EXT_STATE_MAGIC) {
-        ggml_ext_state_reader reader(io, context, seq_id);
-        memory.state_read(reader, seq_id, flags);
-        reader.commit();
-    } else if (context.ours) {
+    if (first != GGML_EXT_STATE_MAGIC) {
         throw std::runtime_error("this state cannot be restored here: it names no format, as states of stock llama.cpp and of its own types do, and this "
                                  "context has " + context.types());
-    } else {
-        ggml_ext_state_foreign foreign(io, first);
-        memory.state_read(foreign, seq_id, flags);
+    }
+    ggml_ext_state_reader reader(io, context, seq_id);
+    try {
+        memory.state_read(reader, seq_id, flags);
+        reader.finish();
+    } catch (const std::exception & e) {
+        // Rows may have been written: nothing half restored stays behind, in no cache.
+        if (seq_id < 0) {
+            memory.clear(true);
+        } else {
+            memory.seq_rm(seq_id, -1, -1);
+        }
+        throw std::runtime_error("this state could not be read to its end, and the " + std::string(seq_id < 0 ? "context" : "sequence") +
+                                 " is empty now: " + reader.reason(e.what()));
     }
 }

@@ -679,6 +679,7 @@ pub struct CStateCache {
     sequences: u32,
     v_transposed: bool,
     rotated: bool,
+    extension: u32,
     layers: *const CStateLayer,
     n_layers: usize,
     ranges: *const state::Range,
@@ -695,6 +696,8 @@ pub struct CState {
     data_bytes: u64,
     caches: *const CStateCache,
     n_caches: usize,
+    n_known: usize,
+    others: bool,
 }
 
 /// # Safety
@@ -744,6 +747,15 @@ impl CState {
             caches: unsafe { slice(self.caches, self.n_caches).iter().map(|c| c.cache()).collect() },
         }
     }
+
+    /// # Safety
+    /// The arrays are as long as said.
+    unsafe fn context(&self) -> state::Context {
+        // SAFETY: the caller's promise.
+        let (live, extensions) =
+            unsafe { (self.header(), slice(self.caches, self.n_caches).iter().map(|c| c.extension).collect()) };
+        state::Context { live, extensions, known: self.n_known, others: self.others }
+    }
 }
 
 /// # Safety
@@ -764,11 +776,20 @@ pub unsafe extern "C" fn ggml_ext_state_header(state: *const CState, dst: *mut u
 }
 
 /// # Safety
-/// `prefix` holds GGML_EXT_STATE_PREFIX bytes; `err` has room for `err_size` bytes.
+/// `prefix` holds GGML_EXT_STATE_PREFIX bytes, `context` is a description, `err` has room for `err_size` bytes.
 #[no_mangle]
-pub unsafe extern "C" fn ggml_ext_state_header_rest(prefix: *const u8, err: *mut c_char, err_size: usize) -> i64 {
-    // SAFETY: the caller's promise.
-    let count = || Ok(state::body_bytes(unsafe { slice(prefix, state::PREFIX_BYTES) })? as i64);
+pub unsafe extern "C" fn ggml_ext_state_header_rest(
+    prefix: *const u8,
+    context: *const CState,
+    err: *mut c_char,
+    err_size: usize,
+) -> i64 {
+    let count = || {
+        // SAFETY: the caller's promise.
+        let (context, prefix) = unsafe { (context.as_ref(), slice(prefix, state::PREFIX_BYTES)) };
+        // SAFETY: the caller's promise.
+        Ok(unsafe { context.ok_or("no context given")?.context() }.body_bytes(prefix)? as i64)
+    };
     // SAFETY: the caller's promise.
     unsafe { answered(-1, err, err_size, count) }
 }
@@ -788,7 +809,7 @@ pub unsafe extern "C" fn ggml_ext_state_check(
         // SAFETY: the caller's promise.
         unsafe {
             let header = state::Header::from_bytes(slice(header, size))?;
-            header.check(&context.as_ref().ok_or("no context given")?.header())?;
+            context.as_ref().ok_or("no context given")?.context().check(&header)?;
             if let Some(found) = found.as_mut() {
                 found.one_sequence = header.kind == 1;
                 found.foreign = header.foreign;
@@ -796,6 +817,30 @@ pub unsafe extern "C" fn ggml_ext_state_check(
                 found.meta_sum = header.meta_sum;
                 found.data_bytes = header.data_bytes;
             }
+        }
+        Ok(true)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answered(false, err, err_size, check) }
+}
+
+/// # Safety
+/// `header` and `meta` hold so many bytes, `context` is a description, `err` has room for `err_size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_state_check_meta(
+    header: *const u8,
+    size: usize,
+    context: *const CState,
+    meta: *const u8,
+    meta_size: usize,
+    err: *mut c_char,
+    err_size: usize,
+) -> bool {
+    let check = || {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let header = state::Header::from_bytes(slice(header, size))?;
+            context.as_ref().ok_or("no context given")?.context().check_meta(&header, slice(meta, meta_size))?;
         }
         Ok(true)
     };

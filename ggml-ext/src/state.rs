@@ -33,6 +33,9 @@ use crate::table::{self, Concrete, Entry, Storage};
 use crate::tensor::{Tensor, View};
 use std::collections::BTreeMap;
 
+mod context;
+pub use context::Context;
+
 /// The first four bytes: no number of streams, which is what a state of stock llama.cpp has there.
 pub const MAGIC: u32 = 0x7473_766b;
 /// Of the header.
@@ -194,7 +197,7 @@ struct In<'a>(&'a [u8]);
 
 impl In<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
-        let (head, rest) = self.0.split_first_chunk::<N>().ok_or("its header ends too early")?;
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or("it ends too early")?;
         self.0 = rest;
         Ok(*head)
     }
@@ -373,6 +376,15 @@ impl Side {
 }
 
 impl Cache {
+    /// Cells of each stream that has some. By the ranges that there are: a header may say any number of streams.
+    fn stream_cells(&self) -> BTreeMap<u32, u64> {
+        let mut res = BTreeMap::new();
+        for r in &self.ranges {
+            *res.entry(r.stream).or_insert(0) += u64::from(r.to - r.from);
+        }
+        res
+    }
+
     fn check(&self, live: &Cache, whole: bool) -> Result<(), String> {
         let same = |what: &str, state: usize, cache: usize| match state == cache {
             true => Ok(()),
@@ -399,10 +411,9 @@ impl Cache {
         // A sequence goes to the stream that it has here, whichever it had.
         let cells = |r: &Range| u64::from(r.to - r.from);
         let room = if whole { u64::from(live.cells) } else { live.ranges.iter().map(cells).sum() };
-        // By the ranges that there are: a header may say any number of streams.
-        let mut needs = BTreeMap::new();
-        for r in &self.ranges {
-            *needs.entry(r.stream).or_insert(0) += cells(r);
+        let needs = self.stream_cells();
+        if !whole && needs.len() > 1 {
+            return Err(format!("it has cells of one sequence in {} streams", needs.len()));
         }
         match needs.values().find(|&&need| need > room) {
             Some(need) => Err(format!("it has {need} cells, and {room} are free here")),

@@ -99,6 +99,8 @@ bool   all_finite(const std::vector<float> & x);
 
 // What the log has said since it was last asked.
 std::string take_log();
+// llama.cpp's log goes here.
+void take_down(ggml_log_level level, const char * text, void * data);
 
 const std::string & folder();
 
@@ -106,6 +108,8 @@ const std::string & folder();
 
 void test_state();
 void test_refusal();
+void test_files();
+void test_memories();
 void test_guard();
 void test_history();
 void test_walks();

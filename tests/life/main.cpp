@@ -11,7 +11,6 @@
 extern std::string filter, directory;
 extern int         passed, failed;
 extern std::map<std::string, int64_t> counts;
-void take_down(ggml_log_level level, const char * text, void * data);
 
 int main(int argc, char ** argv) {
     for (int i = 1; i < argc; i++) {
@@ -36,6 +35,8 @@ int main(int argc, char ** argv) {
 
     test_state();
     test_refusal();
+    test_files();
+    test_memories();
     test_guard();
     test_history();
     test_walks();

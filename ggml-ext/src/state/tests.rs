@@ -10,7 +10,7 @@ fn side(name: &str, heads: u32) -> Side {
     Side::new(c.id(), heads * c.head_size as u32, u64::from(heads) * c.row_bytes() as u64)
 }
 
-fn cache(k: &str, v: &str) -> Cache {
+pub(super) fn cache(k: &str, v: &str) -> Cache {
     let layer = |index| Layer { index, k: side(k, 2), v: side(v, 2) };
     let ranges = vec![Range { stream: 0, from: 3, to: 70 }, Range { stream: 0, from: 80, to: 81 }];
     Cache { streams: 1, cells: 256, sequences: 2, flags: 0, layers: vec![layer(0), layer(1)], ranges }
@@ -22,7 +22,7 @@ fn header(k: &str, v: &str) -> Header {
 }
 
 /// A context that could have written it.
-fn context(k: &str, v: &str) -> Header {
+pub(super) fn context(k: &str, v: &str) -> Header {
     let mut live = header(k, v);
     live.caches[0].ranges = vec![Range { stream: 0, from: 0, to: 256 }];
     live

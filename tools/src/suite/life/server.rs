@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
+use ggml_ext::state;
 use serde_json::{json, Value};
 
 use super::{http, Options, Running, Tally};
@@ -44,6 +45,12 @@ pub fn run(options: &Options, bin: &Path, model: &Path, tally: &mut Tally) {
         });
         tally.check(&format!("llama-server refuses a slot file of another type than {k}/{v}"), || {
             foreign_slot_file(bin, model, k, v)
+        });
+    }
+    // What llama.cpp does to its own types is its own affair, but it must not end the server.
+    for [k, v] in pairs.iter().chain(&[["f16", "f16"]]) {
+        tally.check(&format!("llama-server refuses slot files of {k}/{v} that were cut or crafted"), || {
+            bad_slot_files(bin, model, k, v)
         });
     }
 }
@@ -176,8 +183,17 @@ impl Server {
 
     /// Where the system tells.
     fn resident_mib(&self) -> Option<f64> {
+        self.memory_mib("VmRSS:")
+    }
+
+    /// The most that it had.
+    fn peak_mib(&self) -> Option<f64> {
+        self.memory_mib("VmHWM:")
+    }
+
+    fn memory_mib(&self, name: &str) -> Option<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.0.id())).ok()?;
-        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+        let line = status.lines().find_map(|l| l.strip_prefix(name))?;
         line.split_whitespace().next()?.parse::<f64>().ok().map(|kib| kib / 1024.0)
     }
 
@@ -229,6 +245,54 @@ fn foreign_slot_file(bin: &Path, model: &Path, k: &str, v: &str) -> Result<()> {
     ensure!(named, "the log does not name both\n{}", process::tail(&log, 10));
     ensure!(server.ask(&q)? == alone, "another answer afterwards");
     Ok(())
+}
+
+/// Cut everywhere, and with lengths that promise more than there is.
+fn bad_slot_files(bin: &Path, model: &Path, k: &str, v: &str) -> Result<()> {
+    let server = Server::start(bin, model, k, v)?;
+    let mut q = question(4);
+    q["id_slot"] = 0.into();
+    let alone = server.ask(&q)?;
+    server.slot(0, "save")?;
+    let path = server._scratch.path().join("slot-0.bin");
+    let file = fs::read(&path)?;
+    let mut bad: Vec<(String, Vec<u8>)> = [3, 11, 300, 1000, file.len() / 3, 30000.min(file.len() / 2), file.len() - 1]
+        .map(|n| (format!("cut to {n} of {} bytes", file.len()), file[..n].to_vec()))
+        .into();
+    if k != "f16" {
+        let crafted =
+            |field: &str, at: usize, value: u64| Ok::<_, anyhow::Error>((field.to_string(), craft(&file, at, value)?));
+        bad.extend([crafted("meta_bytes of 6 GiB", 8, 6 << 30)?, crafted("data_bytes of 6 GiB", 24, 6 << 30)?]);
+    }
+    let before = server.peak_mib();
+    for (what, bytes) in bad {
+        fs::write(&path, bytes)?;
+        let name = json!({ "filename": "slot-0.bin" });
+        let (status, answer) = http::request(server.port, "POST", "/slots/0?action=restore", &name)
+            .with_context(|| format!("{what}: the server's last words:\n{}", server.last_words()))?;
+        ensure!(status != 200, "{what}: it was taken: {answer}");
+        ensure!(server.ask(&q)? == alone, "{what}: another answer afterwards");
+    }
+    if let (Some(before), Some(after)) = (before, server.peak_mib()) {
+        ensure!(after < before + 64.0, "its peak grew from {before:.0} to {after:.0} MiB");
+    }
+    fs::write(&path, file)?;
+    server.slot(0, "restore")?;
+    ensure!(server.ask(&q)? == alone, "another answer from the file as it was saved");
+    Ok(())
+}
+
+/// A slot file with another number in its header, and the checksum that fits.
+fn craft(file: &[u8], at: usize, value: u64) -> Result<Vec<u8>> {
+    let magic = state::MAGIC.to_le_bytes();
+    let begin = file.windows(4).position(|w| w == magic).context("a slot file without a header")?;
+    let mut file = file.to_vec();
+    let header = &mut file[begin..];
+    let body = state::PREFIX_BYTES..state::PREFIX_BYTES + state::body_bytes(header).map_err(anyhow::Error::msg)?;
+    header[body.start + at..][..8].copy_from_slice(&value.to_le_bytes());
+    let sum = state::checksum(&[&header[..12], &header[body]]);
+    header[12..20].copy_from_slice(&sum.to_le_bytes());
+    Ok(file)
 }
 
 /// `… listening on http://127.0.0.1:40123`
