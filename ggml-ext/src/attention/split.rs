@@ -27,13 +27,13 @@
 use crate::isa::CELLS;
 use std::ops::Range;
 
-/// What takes as long as one query row and one block of cells is the unit of these: unpacking a block of K and V, by
-/// `cargo kv test --only rust`'s counts of decoding with three and four rows a cell.
+/// Unpacking a block of K and V takes as long as so many query rows and a block: by the counts of decoding with three and four
+/// rows a cell (tests/counts), with AVX-512.
 const UNPACK: usize = 3;
-/// Blocks that take as long as rotating queries, writing partial results and merging them, times this, are worth a thread.
+/// Rotating and quantizing a query takes as long as so many blocks of its row, likewise.
+const ROTATE: usize = 3;
+/// Panels are made so that threads spend at most one part in so many on rotating queries that others rotate too.
 const LONG: usize = 8;
-/// Blocks that a thread has at least.
-const FEWEST_BLOCKS: usize = 2;
 /// Rows of a head that are not cut further: unpacking would take too large a part.
 const FEWEST_ROWS: usize = 24;
 /// The mask's triangle is seen where queries are more than one in so many cells.
@@ -135,12 +135,10 @@ impl Split {
         let chunks = work.rows.div_ceil(work.most_rows).max(1);
         let mut split = Split { work, chunks, together: 1, blocks, parts: 1, threads, step: 1 };
         if blocks <= 1 || (work.masked && work.tokens * TRIANGLE > work.cells) {
-            split.chunks = work.chunks_for_whole_panels(chunks, threads);
-            split.threads = threads.min(split.panels()).max(1);
-            return split;
+            return split.with_whole_panels(threads);
         }
         // Blocks of one panel that a thread should have.
-        let long = (LONG * work.rows / (work.rows + UNPACK)).max(1);
+        let long = (LONG * ROTATE * work.rows / (work.rows + UNPACK)).max(1);
         let enough = |panels: usize| panels * blocks >= (threads - 1) * long;
         if chunks == 1 {
             let fits =
@@ -149,12 +147,39 @@ impl Split {
         }
         if !enough(split.panels()) {
             let wanted = (threads * long).div_ceil(heads * blocks);
-            split.chunks = wanted.clamp(chunks, chunks.max(work.rows / FEWEST_ROWS));
+            let range = chunks..=chunks.max(work.rows / FEWEST_ROWS);
+            let wanted = wanted.clamp(*range.start(), *range.end());
+            // As many threads for each panel, where that can be.
+            let even = (wanted..=*range.end()).find(|chunks| threads.is_multiple_of(heads * chunks));
+            split.chunks = even.unwrap_or(wanted);
         }
-        split.parts = blocks;
-        split.threads = threads.min(split.panels() * blocks / FEWEST_BLOCKS).max(1);
-        split.step = golden_step(blocks);
-        split
+        let Some(threads) = split.threads_for_parts(threads) else { return split.with_whole_panels(threads) };
+        Split { parts: blocks, threads, step: golden_step(blocks), ..split }
+    }
+
+    fn with_whole_panels(mut self, threads: usize) -> Split {
+        self.chunks = self.work.chunks_for_whole_panels(self.chunks, threads);
+        self.threads = threads.min(self.panels()).max(1);
+        self
+    }
+
+    /// How many threads share the panels' blocks; None where whole panels are better.
+    ///
+    /// Who shares a panel rotates its queries once more. That may take a fifth of the time of all, and more with few tokens, where the
+    /// time to the answer counts: a batch with one more token then takes longer anyway.
+    fn threads_for_parts(&self, threads: usize) -> Option<usize> {
+        let (panels, rows) = (self.panels(), self.tile_rows());
+        let twice = (0.2 + 1.6 / self.work.tokens as f64).min(1.0);
+        let (rotate, attend) = ((ROTATE * rows) as f64, (self.blocks * (rows + UNPACK)) as f64);
+        let more = (panels as f64 * twice * (rotate + attend) / rotate) as usize;
+        if panels == 0 || (threads <= panels && more < threads) {
+            return None;
+        }
+        // The same number for each panel, or as many as there are: then some have two panels to rotate.
+        let even = threads.min(panels + more).min(panels * self.blocks) / panels * panels;
+        let uneven = threads.min(more).min(panels * self.blocks);
+        let time = |rotations: f64, n: usize| rotations * rotate + attend * panels as f64 / n as f64;
+        Some(if time(1.0, even) <= time(2.0, uneven) { even } else { uneven })
     }
 
     fn panels(&self) -> usize {
@@ -359,8 +384,7 @@ mod tests {
         }
     }
 
-    /// Of each thread, in units of a query row and block. Rotating the queries of a row takes half a unit, writing and merging
-    /// a partial result a quarter.
+    /// Of each thread, in units of a query row and block.
     fn times(work: Work, threads: usize) -> Vec<f64> {
         let split = Split::new(work, threads);
         let group = work.rows / work.tokens;
@@ -370,8 +394,9 @@ mod tests {
             // The queries are those of the last cells.
             let seen = (work.cells + last + 1).saturating_sub(work.tokens);
             let blocks = split.blocks(&piece).filter(|block| block * CELLS < seen).count();
-            let rotate = if piece.slot.is_some() { 0.75 } else { 0.5 };
-            (heads.len() * (rows.len() * blocks + UNPACK * blocks)) as f64 + (heads.len() * rows.len()) as f64 * rotate
+            // And a result is rotated back, or a quarter of that for a partial one.
+            let rotate = ROTATE as f64 + if piece.slot.is_some() { 0.25 } else { 1.0 };
+            heads.len() as f64 * ((blocks * (rows.len() + UNPACK)) as f64 + rows.len() as f64 * rotate)
         };
         (0..threads).map(|thread| split.pieces(thread).map(time).sum()).collect()
     }
@@ -397,17 +422,22 @@ mod tests {
         }
     }
 
-    /// The longest share over the mean, decoding with 8192 cells and with prompts of 64 tokens or more.
+    /// The longest share over the mean of those that are not empty, decoding with 8192 cells and with prompts of 64 tokens or more.
     #[test]
     fn shares_are_equal() {
-        for (model, bound) in MODELS.into_iter().zip([1.13, 1.21, 1.13, 1.13, 1.13]) {
+        // Three KV heads do not divide 64 threads, nor 21 threads 128 blocks.
+        for (model, [deep, prompt]) in
+            MODELS.into_iter().zip([[1.1, 1.1], [1.14, 1.2], [1.12, 1.15], [1.12, 1.1], [1.1, 1.1]])
+        {
             for threads in [16, 64] {
                 let longest = |tokens: usize, cells: usize| {
-                    let times = times(work(model, tokens, cells), threads);
-                    times.iter().copied().fold(0.0, f64::max) * threads as f64 / times.iter().sum::<f64>()
+                    let times: Vec<f64> =
+                        times(work(model, tokens, cells), threads).into_iter().filter(|&t| t > 0.0).collect();
+                    times.iter().copied().fold(0.0, f64::max) * times.len() as f64 / times.iter().sum::<f64>()
                 };
                 for tokens in [1, 2, 3, 5, 8, 64, 112, 256, 512] {
-                    assert!(longest(tokens, 8192) < 1.1, "{model:?}, {threads} threads, {tokens} tokens");
+                    let ratio = longest(tokens, 8192);
+                    assert!(ratio < deep, "{model:?}, {threads} threads, {tokens} tokens: {ratio}");
                 }
                 // A prompt alone: there must be enough rows for all.
                 for tokens in [64, 96, 128, 192, 256, 384, 512] {
@@ -415,7 +445,7 @@ mod tests {
                         continue;
                     }
                     let ratio = longest(tokens, tokens.next_multiple_of(256));
-                    assert!(ratio < bound, "{model:?}, {threads} threads, prompt of {tokens}: {ratio}");
+                    assert!(ratio < prompt, "{model:?}, {threads} threads, prompt of {tokens}: {ratio}");
                 }
             }
         }
@@ -427,7 +457,8 @@ mod tests {
         assert_eq!(split(1, 8192, 8).together, 8);
         assert_eq!(split(4, 32768, 16).together, 8);
         assert_eq!(split(8, 32768, 16).together, 4);
-        assert_eq!(split(1, 8192, 64).together, 2);
+        assert_eq!(split(1, 8192, 16).together, 4);
+        assert_eq!(split(1, 8192, 64).together, 1);
         assert_eq!(split(1, 512, 64).together, 1);
     }
 }
