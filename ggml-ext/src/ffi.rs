@@ -1,6 +1,6 @@
 //! The C boundary: include/ggml-ext.h. Nothing unwinds across it.
 
-use crate::attention::{self, Attention, AttentionOp};
+use crate::attention::{self, Attention, AttentionOp, Phase};
 use crate::groups;
 use crate::guard::{self, Weights};
 use crate::isa::{self, Kernels};
@@ -525,6 +525,7 @@ unsafe fn attention_step(
     nth: c_int,
     work: *mut u8,
     work_size: usize,
+    phase: Phase,
     step: unsafe fn(&Attention, usize, usize, *mut u8),
 ) -> bool {
     let attempt = || -> Result<(), String> {
@@ -536,11 +537,11 @@ unsafe fn attention_step(
         // SAFETY: the caller promises tensors as described; the work memory is checked before it is used.
         unsafe {
             if work.is_null() || work_size < need {
-                a.poison(ith, nth, None);
+                a.poison(phase, ith, nth, None);
                 return Err(format!("attention needs {need} bytes of work memory, got {work_size}"));
             }
             catch_unwind(AssertUnwindSafe(|| step(&a, ith, nth, work))).map_err(|_| {
-                a.poison(ith, nth, Some(work));
+                a.poison(phase, ith, nth, Some(work));
                 "attention failed; its result is NaN".to_string()
             })
         }
@@ -559,7 +560,9 @@ pub unsafe extern "C" fn ggml_ext_attention_compute(
     work_size: usize,
 ) -> bool {
     // SAFETY: the caller's promise is passed on.
-    unsafe { attention_step(op, ith, nth, work, work_size, |a, ith, nth, work| a.compute(ith, nth, work)) }
+    unsafe {
+        attention_step(op, ith, nth, work, work_size, Phase::Compute, |a, ith, nth, work| a.compute(ith, nth, work))
+    }
 }
 
 /// # Safety
@@ -573,7 +576,9 @@ pub unsafe extern "C" fn ggml_ext_attention_finish(
     work_size: usize,
 ) -> bool {
     // SAFETY: the caller's promise is passed on.
-    unsafe { attention_step(op, ith, nth, work, work_size, |a, ith, nth, work| a.finish(ith, nth, work)) }
+    unsafe {
+        attention_step(op, ith, nth, work, work_size, Phase::Finish, |a, ith, nth, work| a.finish(ith, nth, work))
+    }
 }
 
 /// # Safety
@@ -1058,7 +1063,7 @@ mod tests {
             // SAFETY: as above, one after the other.
             ok &= unsafe {
                 if i + 1 == threads {
-                    attention_step(&op, i, threads, memory, size, |_, _, _, _| panic!("injected"))
+                    attention_step(&op, i, threads, memory, size, Phase::Compute, |_, _, _, _| panic!("injected"))
                 } else {
                     ggml_ext_attention_compute(&op, i, threads, memory, size)
                 }

@@ -11,11 +11,12 @@
 //! ([`tile`]). Cells go by in blocks of 64 with an online softmax; a block that the mask hides from every row is never
 //! read, and V of a block is not read when every weight in it is zero.
 //!
-//! Few queries (decoding): the cells are split over threads and the partial (max, sum, vector) triples merged. Many
-//! queries (prefill): the query rows are split over threads. Which way depends on shapes and the number of threads
-//! alone, so the same call gives the same bits.
+//! Query rows and cells are divided over threads ([`split`]); where several threads have the same rows and different cells,
+//! their partial (max, sum, vector) triples are merged. Who does what depends on shapes and the number of threads alone,
+//! so the same call gives the same bits.
 
 mod scores;
+mod split;
 mod tile;
 
 #[cfg(test)]
@@ -26,7 +27,7 @@ use crate::codec::polar;
 use crate::isa::{self, Kernels, CELLS};
 use crate::room::Room;
 use crate::tensor::{Side, Tensor};
-use std::ops::Range;
+use split::{Rows, Shared, Split, Work};
 use tile::{RowState, Scratch, Tile, TileShape};
 
 pub use scores::{mul_mat, mul_mat_supports};
@@ -55,10 +56,10 @@ pub struct AttentionOp {
     pub logit_softcap: f32,
 }
 
-/// Query rows of a KV head up to which the cells are split over threads rather than the rows.
-const SPLIT_ROWS: usize = 64;
-/// Query rows of a tile when rows are split over threads.
-const TILE_ROWS: usize = 128;
+/// Query rows that a thread works on at once, at most.
+const MOST_ROWS: usize = 128;
+/// Bytes of work memory of a thread, at most, unless a single row needs more.
+const THREAD_BYTES: usize = 4 << 20;
 
 /// An attention, checked.
 pub struct Attention<'a> {
@@ -72,12 +73,44 @@ pub struct Attention<'a> {
     kernels: &'static Kernels,
 }
 
-/// The query rows of one tile: tokens of one KV head of one stream; row r is token r / group, head r % group.
-#[derive(Clone)]
-struct Rows {
-    stream: usize,
-    kv_head: usize,
-    tokens: Range<usize>,
+/// The two steps of an attention: every thread does the first before any does the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// [`Attention::compute`]
+    Compute,
+    /// [`Attention::finish`]
+    Finish,
+}
+
+/// The parts of the work memory, which threads have equally much of.
+struct Layout {
+    /// Of the tiles of a panel.
+    tile: TileShape,
+    /// Bytes before a thread's partial results.
+    partials: usize,
+    /// Bytes of a thread.
+    bytes: usize,
+    /// f32 values of a panel's partial results.
+    slot: usize,
+}
+
+impl Layout {
+    /// # Safety
+    /// `work` has the bytes of all threads and 64 for the alignment.
+    unsafe fn thread(&self, work: *mut u8, thread: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        unsafe { work.add(work.align_offset(64) + thread * self.bytes) }
+    }
+
+    /// The partial result of row `index` of a panel.
+    ///
+    /// # Safety
+    /// As [`Layout::thread`].
+    unsafe fn partial(&self, work: *mut u8, thread: usize, slot: usize, index: usize) -> *mut f32 {
+        let at = slot * self.slot + index * (2 + self.tile.v);
+        // SAFETY: the caller's promise.
+        unsafe { self.thread(work, thread).add(self.partials).cast::<f32>().add(at) }
+    }
 }
 
 impl<'a> Attention<'a> {
@@ -137,29 +170,34 @@ impl<'a> Attention<'a> {
         self.op.q.n(3)
     }
 
-    fn splits_cells(&self, threads: usize) -> bool {
-        self.queries() * self.group <= SPLIT_ROWS || self.tiles().count() < threads
+    /// Query rows of a KV head and stream: row r is token r / group, head r % group.
+    fn rows(&self) -> usize {
+        self.queries() * self.group
     }
 
-    fn tile_tokens(&self) -> usize {
-        (TILE_ROWS / self.group).max(1)
+    fn split(&self, threads: usize) -> Split {
+        let bytes = |rows: &usize| {
+            let shape = self.tile_shape(*rows);
+            shape.scratch_bytes() + shape.tile_bytes() + self.partial_bytes(2 * rows)
+        };
+        // Buffers of several tiles are rounded up one by one.
+        let fits = |rows: &usize| bytes(rows) <= THREAD_BYTES - THREAD_BYTES / 64;
+        let work = Work {
+            streams: self.streams(),
+            heads: self.op.k.n(2),
+            rows: self.rows(),
+            most_rows: (1..=MOST_ROWS.ilog2()).map(|n| 2 * MOST_ROWS >> n).find(fits).unwrap_or(1),
+            tokens: self.queries(),
+            cells: self.k.cells(),
+            masked: self.mask.is_some(),
+        };
+        Split::new(work, threads)
     }
 
-    /// All tiles, in the order in which threads take them.
-    fn tiles(&self) -> impl Iterator<Item = Rows> + '_ {
-        let tokens = self.tile_tokens();
-        let starts = (0..self.queries()).step_by(tokens);
-        starts.flat_map(move |t| {
-            let end = (t + tokens).min(self.queries());
-            (0..self.streams()).flat_map(move |stream| {
-                (0..self.op.k.n(2)).map(move |kv_head| Rows { stream, kv_head, tokens: t..end })
-            })
-        })
-    }
-
-    fn tile_shape(&self) -> TileShape {
+    /// `rows`: query rows of a tile.
+    fn tile_shape(&self, rows: usize) -> TileShape {
         TileShape {
-            rows: self.tile_tokens().min(self.queries().max(1)) * self.group,
+            rows,
             k: self.k.width,
             v: self.v.width,
             k_groups: self.k.width / self.k.group(),
@@ -173,18 +211,23 @@ impl<'a> Attention<'a> {
         2 + self.v.width
     }
 
-    /// Bytes of one thread's buffers.
-    fn thread_bytes(&self, threads: usize) -> usize {
-        let shape = self.tile_shape();
-        let tiles = if self.splits_cells(threads) { self.tiles().count() } else { 1 };
-        shape.scratch_bytes() + tiles * shape.tile_bytes()
+    fn partial_bytes(&self, rows: usize) -> usize {
+        (4 * rows * self.partial_len()).next_multiple_of(64)
+    }
+
+    /// Where a thread's buffers lie: those of the block at hand, tiles, two panels of partial results.
+    fn layout(&self, split: &Split) -> Layout {
+        let tile = self.tile_shape(split.tile_rows());
+        let partials = tile.scratch_bytes() + split.tiles() * tile.tile_bytes();
+        let slots = if split.shares_panels() { 2 } else { 0 };
+        let bytes = partials + self.partial_bytes(slots * split.tiles() * tile.rows);
+        Layout { tile, partials, bytes, slot: split.tiles() * tile.rows * self.partial_len() }
     }
 
     /// Bytes that [`Attention::compute`] and [`Attention::finish`] need, for all threads together.
     pub fn work_size(&self, threads: usize) -> usize {
-        let rows = self.streams() * self.heads() * self.queries();
-        let partials = if self.splits_cells(threads) { threads * rows * self.partial_len() } else { 0 };
-        threads * self.thread_bytes(threads) + 4 * partials + 64
+        let split = self.split(threads);
+        split.threads() * self.layout(&split).bytes + 64
     }
 
     /// The share of thread `ith` of `nth`.
@@ -192,54 +235,55 @@ impl<'a> Attention<'a> {
     /// # Safety
     /// The tensors hold what their shapes say; `work` has work_size(nth) bytes, shared by all threads.
     pub unsafe fn compute(&self, ith: usize, nth: usize, work: *mut u8) {
-        let (shape, cells) = (self.tile_shape(), self.k.cells());
-        // SAFETY: each thread has its own part of the work buffer, then come the partials.
+        let (split, cells) = (self.split(nth), self.k.cells());
+        let layout = self.layout(&split);
+        let tile = layout.tile;
+        if ith >= split.threads() {
+            return;
+        }
+        // SAFETY: each thread that has a share has its own part of the work buffer.
         unsafe {
-            let (memory, partials) = self.work_parts(ith, nth, work);
-            let mut scratch = Scratch::new(shape, memory);
-            let memory = memory.add(shape.scratch_bytes());
-            if !self.splits_cells(nth) {
-                for rows in self.tiles().skip(ith).step_by(nth) {
-                    let mut tile = Tile::new(self, rows.clone(), memory);
-                    for first in (0..cells).step_by(CELLS) {
+            let memory = layout.thread(work, ith);
+            let mut scratch = Scratch::new(tile, memory);
+            let tile_memory = |i: usize| memory.add(tile.scratch_bytes() + i * tile.tile_bytes());
+            for piece in split.pieces(ith) {
+                let mut tiles: Vec<Tile> = (0..)
+                    .zip(piece.panel.tiles())
+                    .map(|(i, rows)| Tile::new(self, tile, rows, tile_memory(i)))
+                    .collect();
+                // All KV heads of the panel take a block before the next one is touched: heads lie side by side in a
+                // cell, so each line of the cache is read from memory once.
+                for block in split.blocks(&piece) {
+                    let first = block * CELLS;
+                    for tile in &mut tiles {
                         tile.attend(first, CELLS.min(cells - first), &mut scratch);
                     }
-                    self.give(&mut tile, |state, head, token| self.write(state, head, token, rows.stream));
                 }
-                return;
-            }
-            // All KV heads take a block before the next one is touched: heads lie side by side in a cell, so each
-            // line of the cache is read from memory once.
-            let mut tiles: Vec<(Rows, Tile)> = self
-                .tiles()
-                .enumerate()
-                .map(|(i, rows)| (rows.clone(), Tile::new(self, rows, memory.add(i * shape.tile_bytes()))))
-                .collect();
-            let blocks = cells.div_ceil(CELLS);
-            for block in blocks * ith / nth..blocks * (ith + 1) / nth {
-                let first = block * CELLS;
-                for (_, tile) in &mut tiles {
-                    tile.attend(first, CELLS.min(cells - first), &mut scratch);
+                for (i, t) in tiles.iter_mut().enumerate() {
+                    let rows = t.rows().clone();
+                    for (r, state) in t.states().enumerate() {
+                        match piece.slot {
+                            None => {
+                                let (head, token) = self.place(&rows, r);
+                                self.write(state, head, token, rows.stream);
+                            }
+                            Some(slot) => {
+                                let partial = layout.partial(work, ith, slot, i * tile.rows + r);
+                                let partial = std::slice::from_raw_parts_mut(partial, self.partial_len());
+                                (partial[0], partial[1]) = (state.max, state.sum);
+                                partial[2..].copy_from_slice(state.acc);
+                            }
+                        }
+                    }
                 }
-            }
-            for (rows, tile) in &mut tiles {
-                self.give(tile, |state, head, token| {
-                    let at = self.partial_index(ith, rows.stream, token, head);
-                    let partial =
-                        std::slice::from_raw_parts_mut(partials.add(at * self.partial_len()), self.partial_len());
-                    (partial[0], partial[1]) = (state.max, state.sum);
-                    partial[2..].copy_from_slice(state.acc);
-                });
             }
         }
     }
 
-    /// Hands out the results of a tile, row by row, with head and token.
-    fn give(&self, tile: &mut Tile, mut take: impl FnMut(RowState, usize, usize)) {
-        let places: Vec<_> = (0..tile.states().count()).map(|r| tile.place(r)).collect();
-        for (state, (head, token)) in tile.states().zip(places) {
-            take(state, head, token);
-        }
+    /// (query head, token) of row r of a tile.
+    fn place(&self, rows: &Rows, r: usize) -> (usize, usize) {
+        let row = rows.rows.start + r;
+        (rows.kv_head * self.group + row % self.group, row / self.group)
     }
 
     /// What is left when all threads have computed: merging the partial results.
@@ -247,72 +291,93 @@ impl<'a> Attention<'a> {
     /// # Safety
     /// As [`Attention::compute`], after every thread's has returned.
     pub unsafe fn finish(&self, ith: usize, nth: usize, work: *mut u8) {
-        if !self.splits_cells(nth) {
-            return;
-        }
-        // SAFETY: the partials were written by compute; each thread reads its own rows of them.
-        unsafe {
-            let (_, partials) = self.work_parts(ith, nth, work);
-            let partial = |thread: usize, at: usize| {
-                let at = (thread * self.streams() * self.queries() * self.heads() + at) * self.partial_len();
-                std::slice::from_raw_parts_mut(partials.add(at), self.partial_len())
-            };
-            for at in (ith..self.streams() * self.queries() * self.heads()).step_by(nth) {
-                let (head, token) = (at % self.heads(), at / self.heads() % self.queries());
-                let stream = at / self.heads() / self.queries();
-                let max = (0..nth).map(|t| partial(t, at)[0]).fold(f32::NEG_INFINITY, f32::max);
+        let split = self.split(nth);
+        let layout = self.layout(&split);
+        self.merged(&split, ith, nth, |shared, index, head, token| {
+            // SAFETY: the partials were written by compute; each thread reads its own rows of them.
+            unsafe {
+                let partial = |thread: usize| {
+                    let at = layout.partial(work, thread, shared.slot(thread), index);
+                    std::slice::from_raw_parts_mut(at, self.partial_len())
+                };
+                let max = shared.threads.clone().map(|t| partial(t)[0]).fold(f32::NEG_INFINITY, f32::max);
                 // A thread that saw nothing has no maximum.
                 let weight = |p: &[f32]| if p[1] == 0.0 { 0.0 } else { (p[0] - max).exp() };
-                let first = partial(0, at);
+                let first = partial(shared.threads.start);
                 let of_first = weight(first);
                 let mut sum = first[1] * of_first;
                 let acc = &mut first[2..];
                 (self.kernels.scale)(acc, of_first);
-                for t in 1..nth {
-                    let p = partial(t, at);
+                for t in shared.threads.clone().skip(1) {
+                    let p = partial(t);
                     let weight = weight(p);
                     sum += p[1] * weight;
                     for (a, &x) in acc.iter_mut().zip(&p[2..]) {
                         *a += x * weight;
                     }
                 }
-                self.write(RowState { max, sum, acc }, head, token, stream);
+                self.write(RowState { max, sum, acc }, head, token, shared.panel.stream);
             }
+        });
+    }
+
+    /// The rows that a thread merges: panel, place among the panel's partial results, head and token.
+    fn merged(&self, split: &Split, ith: usize, nth: usize, mut take: impl FnMut(&Shared, usize, usize, usize)) {
+        let mut next = ith;
+        for shared in split.shared() {
+            let count = shared.panel.rows.len();
+            let all = shared.panel.heads.len() * count;
+            while next < all {
+                let (tile, r) = (next / count, next % count);
+                let rows = shared.panel.tile(tile);
+                let (head, token) = self.place(&rows, r);
+                take(&shared, tile * split.tile_rows() + r, head, token);
+                next += nth;
+            }
+            next -= all;
         }
     }
 
-    /// Makes the share of a thread NaN, in the partial results where there are such: a failure must show.
+    /// Makes what a thread was to do NaN: a failure must show.
     ///
     /// # Safety
-    /// As [`Attention::compute`]; without `work` the rows of the result itself are written.
-    pub unsafe fn poison(&self, ith: usize, nth: usize, work: Option<*mut u8>) {
-        let rows = self.streams() * self.queries() * self.heads();
-        // SAFETY: this thread's partials, or its rows of the result.
-        unsafe {
-            if let Some(work) = work.filter(|_| self.splits_cells(nth)) {
-                let (_, partials) = self.work_parts(ith, nth, work);
-                let mine = partials.add(ith * rows * self.partial_len());
-                return std::slice::from_raw_parts_mut(mine, rows * self.partial_len()).fill(f32::NAN);
-            }
-            for at in (ith..rows).step_by(nth) {
-                let (head, token) = (at % self.heads(), at / self.heads() % self.queries());
-                let row = self.op.dst.row(head, token, at / self.heads() / self.queries()).cast::<f32>();
+    /// As [`Attention::compute`] or [`Attention::finish`], whichever failed; without `work`, rows of the result that are
+    /// nobody else's are written.
+    pub unsafe fn poison(&self, phase: Phase, ith: usize, nth: usize, work: Option<*mut u8>) {
+        let nan = |head: usize, token: usize, stream: usize| {
+            // SAFETY: a row of the result, which is f32 and contiguous.
+            unsafe {
+                let row = self.op.dst.row(head, token, stream).cast::<f32>();
                 std::slice::from_raw_parts_mut(row, self.op.dst.n(0)).fill(f32::NAN);
             }
+        };
+        let split = self.split(nth);
+        let Some(work) = work else {
+            for at in (ith..self.streams() * self.queries() * self.heads()).step_by(nth) {
+                nan(at % self.heads(), at / self.heads() % self.queries(), at / self.heads() / self.queries());
+            }
+            return;
+        };
+        if phase == Phase::Finish {
+            return self.merged(&split, ith, nth, |shared, _, head, token| nan(head, token, shared.panel.stream));
         }
-    }
-
-    unsafe fn work_parts(&self, ith: usize, nth: usize, work: *mut u8) -> (*mut u8, *mut f32) {
-        let bytes = self.thread_bytes(nth);
-        // SAFETY: work_size counts the alignment, the scratch of all threads and the partials.
-        unsafe {
-            let work = work.add(work.align_offset(64));
-            (work.add(ith * bytes), work.add(nth * bytes).cast())
+        let layout = self.layout(&split);
+        for piece in split.pieces(ith) {
+            if let Some(slot) = piece.slot {
+                // SAFETY: a slot of this thread.
+                unsafe {
+                    let partials = layout.partial(work, ith, slot, 0);
+                    std::slice::from_raw_parts_mut(partials, layout.slot).fill(f32::NAN);
+                }
+                continue;
+            }
+            for rows in piece.panel.tiles() {
+                for r in 0..rows.rows.len() {
+                    let (head, token) = self.place(&rows, r);
+                    nan(head, token, rows.stream);
+                }
+            }
         }
-    }
-
-    fn partial_index(&self, thread: usize, stream: usize, token: usize, head: usize) -> usize {
-        ((thread * self.streams() + stream) * self.queries() + token) * self.heads() + head
     }
 
     fn kv_stream(&self, stream: usize) -> usize {

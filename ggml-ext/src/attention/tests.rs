@@ -257,6 +257,11 @@ impl Trial {
             |attention, ith, nth, work| unsafe { attention.finish(ith, nth, work) },
         ];
         for step in steps {
+            // More than a machine has: one after another, which gives the same bits.
+            if threads > 3 {
+                (0..threads).for_each(|ith| step(&attention, ith, threads, work));
+                continue;
+            }
             std::thread::scope(|scope| {
                 for ith in 0..threads {
                     let (attention, work) = (Shared(&attention), Shared(work));
@@ -564,4 +569,286 @@ fn a_query_that_is_not_finite_shows() {
     }
     assert!(dst[..64].iter().all(|x| x.is_nan()));
     assert!(dst[64..].iter().all(|x| x.is_finite()));
+}
+
+/// Odd shapes on any number of threads, with every way to divide them.
+#[test]
+fn every_split() {
+    let threads = [1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64, 150];
+    let base = Case { sinks: true, ..PLAIN };
+    let cases = [
+        // Decoding: heads together, then fewer, then one; fewer blocks than threads.
+        Case { kv_heads: 6, group: 3, cells: 2500, ..base },
+        Case { kv_heads: 4, group: 1, cells: 700, ..base },
+        Case { kv_heads: 1, group: 7, cells: 64, ..base },
+        // Some tokens at the end of a cache.
+        Case { kv_heads: 2, group: 5, queries: 11, cells: 1000, ..base },
+        Case { kv_heads: 1, group: 130, queries: 2, cells: 333, ..base },
+        Case { kv_heads: 3, group: 4, queries: 45, cells: 400, masked: false, ..base },
+        // Prompts.
+        Case { kv_heads: 2, group: 3, queries: 90, cells: 130, ..base },
+        Case { kv_heads: 1, group: 16, queries: 37, cells: 70, ..base },
+        // Rows of other kinds.
+        Case { k: "polar4", v: "f16", kv_heads: 3, group: 2, queries: 3, cells: 500, ..base },
+        Case { k: "f16", v: "srft4", kv_heads: 2, group: 4, queries: 20, cells: 900, ..base },
+        Case { k: "delta4", v: "srft4", kv_heads: 4, group: 2, queries: 2, cells: 777, ..base },
+    ];
+    for case in stepped(cases) {
+        let trial = Trial::new(case);
+        let exact = trial.exact();
+        for threads in threads {
+            let got = trial.attend(kernels(), threads);
+            let e = trial.error(&got, &exact);
+            assert!(e < 2e-2, "{threads} threads: relative error {e} in {case:?}");
+            assert!(got == trial.attend(kernels(), threads), "{threads} threads: other bits in {case:?}");
+        }
+    }
+}
+
+/// An op on buffers of its own, which other shapes are cut from.
+struct Streams {
+    k: Cache,
+    v: Cache,
+    q: Vec<f32>,
+}
+
+impl Streams {
+    /// Streams `from..` of `count`, `cells` cells each: `queries` queries of 6 heads on 2 KV heads.
+    fn attend(&self, from: usize, count: usize, cells: usize, queries: usize, threads: usize) -> Vec<f32> {
+        let (d, heads) = (64, 6);
+        let stream = |c: &Cache| {
+            let whole = c.tensor(cells, c.unit());
+            // SAFETY: within the cache.
+            let data = unsafe { whole.data.add(from * whole.nb[3]) };
+            Tensor { ne: [whole.ne[0], whole.ne[1], whole.ne[2], count as i64], data, ..whole }
+        };
+        let dst = vec![7.0f32; d * heads * queries * count];
+        let op = AttentionOp {
+            q: float_tensor(&self.q[from * d * queries * heads..], [d, queries, heads, count]),
+            k: stream(&self.k),
+            v: stream(&self.v),
+            dst: float_tensor(&dst, [d, heads, queries, count]),
+            mask: std::ptr::null(),
+            sinks: std::ptr::null(),
+            scale: 0.125,
+            max_bias: 0.0,
+            logit_softcap: 0.0,
+        };
+        let attention = Attention::new(&op).unwrap();
+        let mut work = vec![0xa5u8; attention.work_size(threads)];
+        // SAFETY: the tensors above hold what they say.
+        unsafe {
+            (0..threads).for_each(|ith| attention.compute(ith, threads, work.as_mut_ptr()));
+            (0..threads).for_each(|ith| attention.finish(ith, threads, work.as_mut_ptr()));
+        }
+        dst
+    }
+}
+
+#[test]
+fn streams_do_not_meet() {
+    let (streams, mut noise) = (3, Noise::new(29));
+    for (cells, queries) in [(300, 1), (150, 9), (70, 60)] {
+        let mut side = |keys| cache("srft4", keys, 64, streams * cells, 2, &mut noise);
+        let (k, v) = (side(true), side(false));
+        let all = Streams { k, v, q: noise.row(64 * queries * 6 * streams) };
+        for threads in [1, 2, 4, 7, 40] {
+            let got = all.attend(0, streams, cells, queries, threads);
+            let alone = (0..streams).flat_map(|s| all.attend(s, 1, cells, queries, 1));
+            for (i, (a, b)) in got.iter().zip(alone).enumerate() {
+                assert!((a - b).abs() < 1e-3, "{cells} cells, {queries} queries, {threads} threads, {i}: {a} and {b}");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_cells_give_zeros() {
+    let mut noise = Noise::new(31);
+    let mut side = |keys| cache("srft4", keys, 64, 0, 2, &mut noise);
+    let (k, v) = (side(true), side(false));
+    let all = Streams { k, v, q: noise.row(64 * 40 * 6) };
+    for (queries, threads) in [(1, 1), (1, 5), (40, 3), (40, 64)] {
+        assert!(all.attend(0, 1, 0, queries, threads).iter().all(|&x| x == 0.0));
+    }
+}
+
+/// MLA: V is the first values of K's rows, and all query heads share one KV head.
+#[test]
+fn values_that_are_a_view_of_keys() {
+    let (d, dv, heads, cells) = (576, 512, 128, 130);
+    let mut noise = Noise::new(37);
+    let k = cache("srft4", true, d, cells, 1, &mut noise);
+    for (tokens, threads) in [(1, 1), (1, 3), (2, 5), (3, 64)] {
+        let (q, dst) = (noise.row(d * tokens * heads), vec![7.0f32; dv * heads * tokens]);
+        let keys = k.tensor(cells, k.unit());
+        let op = AttentionOp {
+            q: float_tensor(&q, [d, tokens, heads, 1]),
+            k: keys,
+            v: Tensor { ne: [dv as i64, cells as i64, 1, 1], ..keys },
+            dst: float_tensor(&dst, [dv, heads, tokens, 1]),
+            mask: std::ptr::null(),
+            sinks: std::ptr::null(),
+            scale: 1.0 / 24.0,
+            max_bias: 0.0,
+            logit_softcap: 0.0,
+        };
+        let attention = Attention::new(&op).unwrap();
+        let mut work = vec![0xa5u8; attention.work_size(threads)];
+        // SAFETY: the tensors above hold what they say.
+        unsafe {
+            (0..threads).for_each(|ith| attention.compute(ith, threads, work.as_mut_ptr()));
+            (0..threads).for_each(|ith| attention.finish(ith, threads, work.as_mut_ptr()));
+        }
+        for (t, h) in [(0, 0), (tokens - 1, 77), (tokens / 2, 127)] {
+            let query = &q[(h * tokens + t) * d..][..d];
+            let weight = |c: usize| {
+                let dot: f64 = query.iter().zip(k.value(c, 0)).map(|(&a, &b)| a as f64 * b as f64).sum();
+                (dot / 24.0).exp()
+            };
+            let weights: Vec<f64> = (0..cells).map(weight).collect();
+            let sum: f64 = weights.iter().sum();
+            let want = |i: usize| (0..cells).map(|c| weights[c] * k.value(c, 0)[i] as f64).sum::<f64>() / sum;
+            let got = &dst[(t * heads + h) * dv..][..dv];
+            let error: f64 = got.iter().enumerate().map(|(i, &g)| (g as f64 - want(i)).powi(2)).sum();
+            let norm: f64 = (0..dv).map(|i| want(i).powi(2)).sum();
+            assert!(error < 4e-4 * norm, "{tokens} tokens, {threads} threads: {}", (error / norm).sqrt());
+        }
+    }
+}
+
+/// A tensor that is described and never read.
+fn described(name: &str, size: usize, cells: usize, heads: usize) -> Tensor {
+    let (kind, unit, row_bytes) = match name {
+        "f16" => (1, 2, 2 * size),
+        "q8_0" => (8, 34, size / 32 * 34),
+        _ => {
+            let Some(table::Entry::Family(f)) = table::by_name(name) else { panic!("{name}") };
+            let c = f.at(size).unwrap();
+            (c.id(), c.row_bytes(), c.row_bytes())
+        }
+    };
+    let cell = row_bytes * heads;
+    Tensor {
+        kind,
+        ne: [size as i64, cells as i64, heads as i64, 1],
+        nb: [unit, cell, row_bytes, cell * cells],
+        data: std::ptr::null_mut(),
+        to_float: None,
+        view: Default::default(),
+    }
+}
+
+/// 4 MiB a thread, whatever the shape: once it was all tiles for every thread, 15 GiB for DeepSeek-V3 on 128.
+#[test]
+fn work_memory_is_bounded() {
+    let pairs = [
+        ["srft4", "srft4"],
+        ["delta4", "srft4"],
+        ["polar4", "polar4"],
+        ["polar4", "f16"],
+        ["qjl1", "f16"],
+        ["q8_0", "srft4"],
+        ["f16", "srft4"],
+    ];
+    let mut shapes = Vec::new();
+    for pair in pairs {
+        for size in crate::rotation::HEAD_SIZES.into_iter().filter(|size| pair[0] != "q8_0" || size % 32 == 0) {
+            for group in [1, 2, 3, 4, 5, 6, 7, 8, 12, 16] {
+                shapes.extend([1, 8, 40].map(|kv_heads| (pair, [size, size], group, kv_heads)));
+            }
+        }
+    }
+    // DeepSeek's, where V is a view of K.
+    shapes.extend(["srft4", "srft8", "polar4", "f16"].map(|k| ([k, k], [576, 512], 128, 1)));
+    let tokens = [1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 96, 112, 127, 128, 129, 200, 256, 511, 512, 1000, 2048];
+    let threads = [1, 2, 3, 4, 6, 8, 12, 16, 31, 32, 64, 96, 127, 128, 200, 256];
+    for (pair, [dk, dv], group, kv_heads) in stepped(shapes) {
+        for (cells, tokens) in [64, 1024, 8192].into_iter().flat_map(|c| tokens.map(|t| (c, t))) {
+            let heads = kv_heads * group;
+            let (k, v) = (described(pair[0], dk, cells, kv_heads), described(pair[1], dk, cells, kv_heads));
+            let mask = Tensor { nb: [2, 2 * cells, 0, 0], ..described("f16", cells, tokens, 1) };
+            let op = AttentionOp {
+                q: float_tensor(&[], [dk, tokens, heads, 1]),
+                k,
+                v: Tensor { ne: [dv as i64, v.ne[1], v.ne[2], v.ne[3]], ..v },
+                dst: float_tensor(&[], [dv, heads, tokens, 1]),
+                mask: &mask,
+                sinks: std::ptr::null(),
+                scale: 1.0,
+                max_bias: 0.0,
+                logit_softcap: 0.0,
+            };
+            let attention = Attention::new(&op).unwrap();
+            for threads in threads {
+                let size = attention.work_size(threads);
+                assert!(
+                    size <= threads * (4 << 20),
+                    "{:.1} MiB for {pair:?}, {dk}/{dv}, {group} x {kv_heads} heads, {cells} cells, {tokens} tokens, \
+                     {threads} threads",
+                    size as f64 / (1 << 20) as f64
+                );
+            }
+        }
+    }
+}
+
+/// A thread that fails leaves NaN in all rows that it has a part in, and in no other.
+#[test]
+fn a_failure_shows_where_it_was() {
+    let mut noise = Noise::new(41);
+    for (cells, queries, threads) in [(640, 1, 3), (300, 7, 5), (64, 90, 4)] {
+        let (k, v) = (cache("srft4", true, 64, cells, 2, &mut noise), cache("srft4", false, 64, cells, 2, &mut noise));
+        let q = noise.row(64 * queries * 6);
+        for phase in [Phase::Compute, Phase::Finish] {
+            let (mut failed, mut shares) = (0, false);
+            for bad in 0..threads {
+                let dst = vec![7.0f32; 64 * 6 * queries];
+                let op = AttentionOp {
+                    q: float_tensor(&q, [64, queries, 6, 1]),
+                    k: k.tensor(cells, k.unit()),
+                    v: v.tensor(cells, v.unit()),
+                    dst: float_tensor(&dst, [64, 6, queries, 1]),
+                    mask: std::ptr::null(),
+                    sinks: std::ptr::null(),
+                    scale: 0.125,
+                    max_bias: 0.0,
+                    logit_softcap: 0.0,
+                };
+                let attention = Attention::new(&op).unwrap();
+                let mut work = vec![0u8; attention.work_size(threads)];
+                let work = work.as_mut_ptr();
+                for step in [Phase::Compute, Phase::Finish] {
+                    for ith in 0..threads {
+                        // SAFETY: the tensors above hold what they say.
+                        unsafe {
+                            match step {
+                                _ if step == phase && ith == bad => attention.poison(step, ith, threads, Some(work)),
+                                Phase::Compute => attention.compute(ith, threads, work),
+                                Phase::Finish => attention.finish(ith, threads, work),
+                            }
+                        }
+                    }
+                }
+                let split = attention.split(threads);
+                shares |= split.shares_panels();
+                let mut mine = vec![false; queries * 6];
+                if phase == Phase::Finish {
+                    attention.merged(&split, bad, threads, |_, _, head, token| mine[token * 6 + head] = true);
+                } else {
+                    for rows in split.pieces(bad).flat_map(|p| p.panel.tiles().collect::<Vec<_>>()) {
+                        (0..rows.rows.len())
+                            .map(|r| attention.place(&rows, r))
+                            .for_each(|(h, t)| mine[t * 6 + h] = true);
+                    }
+                }
+                for (row, &mine) in dst.chunks_exact(64).zip(&mine) {
+                    assert!(row.iter().all(|x| if mine { x.is_nan() } else { x.is_finite() }), "{phase:?} {bad}");
+                }
+                failed += mine.iter().filter(|&&m| m).count();
+            }
+            // Every row is somebody's; who merges has rows of panels that are shared.
+            assert_eq!(failed >= queries * 6, phase == Phase::Compute || shares, "{phase:?}: {failed}");
+        }
+    }
 }

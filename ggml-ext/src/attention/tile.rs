@@ -5,7 +5,8 @@
 //! cache. A side that is stored as floats goes through f32 rows; with many query rows K's are transposed, so that both
 //! products are one small matrix kernel.
 
-use super::{Attention, Rows};
+use super::split::Rows;
+use super::Attention;
 use crate::codec::plain::Plain;
 use crate::isa::{Matrix, MatrixMut, Queries, Role, Sight, CELLS};
 use crate::tensor::Cells;
@@ -135,12 +136,11 @@ impl<'a> Tile<'a> {
     /// Rotates the queries and begins with empty results.
     ///
     /// # Safety
-    /// `memory` is 64-byte aligned, has shape.tile_bytes() bytes and is this tile's alone; the tensors hold what their
-    /// shapes say.
-    pub unsafe fn new(attention: &'a Attention<'a>, rows: Rows, memory: *mut u8) -> Tile<'a> {
-        let shape = attention.tile_shape();
+    /// `memory` is 64-byte aligned, has shape.tile_bytes() bytes and is this tile's alone; `shape` has room for the rows; the
+    /// tensors hold what their shapes say.
+    pub unsafe fn new(attention: &'a Attention<'a>, shape: TileShape, rows: Rows, memory: *mut u8) -> Tile<'a> {
         let mut cut = Cut(memory);
-        let count = rows.tokens.len() * attention.group;
+        let count = rows.rows.len();
         let mut tile = Tile {
             attention,
             shape,
@@ -165,10 +165,13 @@ impl<'a> Tile<'a> {
         tile
     }
 
+    pub fn rows(&self) -> &Rows {
+        &self.rows
+    }
+
     /// (query head, token) of row r.
-    pub fn place(&self, r: usize) -> (usize, usize) {
-        let group = self.attention.group;
-        (self.rows.kv_head * group + r % group, self.rows.tokens.start + r / group)
+    fn place(&self, r: usize) -> (usize, usize) {
+        self.attention.place(&self.rows, r)
     }
 
     /// The rows' results.
@@ -186,7 +189,7 @@ impl<'a> Tile<'a> {
 
     /// By the whole op, not by the tile: the rows of a shorter last tile are worked on like the others.
     fn many(&self) -> bool {
-        self.attention.queries() * self.attention.group >= MANY_ROWS
+        self.attention.rows() >= MANY_ROWS
     }
 
     /// Attends to cells first..first+n, n <= CELLS.

@@ -11,6 +11,7 @@ mod measure;
 mod plan;
 mod report;
 mod shape;
+mod shares;
 mod worker;
 
 use std::fs;
@@ -44,6 +45,10 @@ pub struct Options {
     /// Queries at once: 1 is decoding, hundreds are a prompt
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1")]
     pub queries: Vec<usize>,
+    /// The threads' shares of ours alone, run one after another on one core, for batches of so many tokens: their CPU
+    /// time in all and the longest of them, with any number of --threads
+    #[arg(long, value_name = "N,…", value_delimiter = ',', conflicts_with_all = ["queries", "encode", "isa", "metal"])]
+    pub tokens: Vec<usize>,
     /// Only the writing of rows
     #[arg(long)]
     pub encode: bool,
@@ -61,6 +66,9 @@ pub struct Options {
 }
 
 pub fn bench(options: &Options) -> Result<()> {
+    if !options.tokens.is_empty() {
+        return shares::bench(options);
+    }
     let plan = Plan::new(options)?;
     if let Some(library) = &options.worker {
         return worker::serve(&plan, library);

@@ -85,6 +85,9 @@ impl Plan {
             bail!("cells, threads and queries are counted from 1");
         }
         let (pairs, shapes) = (pairs(options)?, shapes(options)?);
+        if let Some(shape) = shapes.iter().find(|s| s.view.is_some()) {
+            bail!("{}: V as a view of K is measured with --tokens alone", shape.name());
+        }
         let mut plan = Plan { cases: Vec::new(), left_out: Vec::new(), threads, effort };
         for shape in shapes {
             let pairs = plan.served(shape, &pairs);
@@ -176,7 +179,7 @@ fn pairs(options: &Options) -> Result<Vec<Pair>> {
     Ok(pairs)
 }
 
-fn shapes(options: &Options) -> Result<Vec<Shape>> {
+pub(super) fn shapes(options: &Options) -> Result<Vec<Shape>> {
     if options.shapes.is_empty() {
         return Ok(if options.quick { vec![SHAPES[0], SHAPES[2]] } else { SHAPES.to_vec() });
     }

@@ -10,6 +10,8 @@ pub struct Shape {
     pub head_size: usize,
     pub heads: usize,
     pub kv_heads: usize,
+    /// MLA: V is a view of the first values of K's rows, and has no bytes of its own.
+    pub view: Option<usize>,
 }
 
 /// SmolLM2-135M, Qwen2.5-1.5B, Llama-3-8B, Gemma-3-1B, and a layer of wide heads.
@@ -20,18 +22,29 @@ pub const SHAPES: [Shape; 5] =
 pub const SMOLLM2: (Shape, usize) = (SHAPES[0], 30);
 
 const fn shape(head_size: usize, heads: usize, kv_heads: usize) -> Shape {
-    Shape { head_size, heads, kv_heads }
+    Shape { head_size, heads, kv_heads, view: None }
 }
 
 impl Shape {
-    /// "d128 32/8"; a colon may stand for the space, and "d128" alone means all known shapes of that size.
+    /// "d128 32/8"; a colon may stand for the space, and "d128" alone means all known shapes of that size. "d576/512 128/1"
+    /// is MLA: V is the first 512 values of K.
     pub fn parse(text: &str) -> Result<Vec<Shape>> {
-        let wrong = || format!("'{text}' is no shape: wanted d128 or d128:32/8 (head size, query heads, KV heads)");
+        let wrong = || {
+            format!(
+                "'{text}' is no shape: wanted d128, d128:32/8 (head size, query heads, KV heads) or d576/512:128/1 (V a \
+                 view of K)"
+            )
+        };
         let (size, heads) = match text.trim().split_once([':', ' ']) {
             Some((size, heads)) => (size, Some(heads)),
             None => (text.trim(), None),
         };
-        let head_size = size.strip_prefix('d').unwrap_or(size).parse().with_context(wrong)?;
+        let size = size.strip_prefix('d').unwrap_or(size);
+        let (size, view) = match size.split_once('/') {
+            Some((size, view)) => (size, Some(view.parse().with_context(wrong)?)),
+            None => (size, None),
+        };
+        let head_size = size.parse().with_context(wrong)?;
         let Some(heads) = heads else {
             let known: Vec<Shape> = SHAPES.into_iter().filter(|s| s.head_size == head_size).collect();
             if known.is_empty() {
@@ -40,15 +53,20 @@ impl Shape {
             return Ok(known);
         };
         let (heads, kv_heads) = heads.trim().split_once('/').with_context(wrong)?;
-        let one = shape(head_size, heads.parse().with_context(wrong)?, kv_heads.parse().with_context(wrong)?);
+        let (heads, kv_heads) = (heads.parse().with_context(wrong)?, kv_heads.parse().with_context(wrong)?);
+        let one = Shape { view, ..shape(head_size, heads, kv_heads) };
         if one.head_size == 0 || one.kv_heads == 0 || one.heads == 0 || !one.heads.is_multiple_of(one.kv_heads) {
             bail!("{}: query heads must be a multiple of the KV heads", one.name());
+        }
+        if view.is_some_and(|v| v == 0 || v > head_size) {
+            bail!("{}: V cannot be a view of more values than K has", one.name());
         }
         Ok(vec![one])
     }
 
     pub fn name(self) -> String {
-        format!("d{} {}/{}", self.head_size, self.heads, self.kv_heads)
+        let view = self.view.map_or(String::new(), |v| format!("/{v}"));
+        format!("d{}{view} {}/{}", self.head_size, self.heads, self.kv_heads)
     }
 
     /// K and V of a cell; None where a type does not serve the head size.
@@ -87,11 +105,14 @@ mod tests {
         }
         assert_eq!(Shape::parse("96:8/8").unwrap(), [shape(96, 8, 8)]);
         assert_eq!(Shape::parse("d128").unwrap().len(), 2);
+        let mla = Shape { view: Some(512), ..shape(576, 128, 1) };
+        assert_eq!(Shape::parse("d576/512:128/1").unwrap(), [mla]);
+        assert_eq!(mla.name(), "d576/512 128/1");
     }
 
     #[test]
     fn what_is_no_shape() {
-        for text in ["", "d", "d96", "d64:9", "d64:9/2", "d64:9/0", "d64 x/3"] {
+        for text in ["", "d", "d96", "d64:9", "d64:9/2", "d64:9/0", "d64 x/3", "d64/65:1/1", "d64/0:1/1"] {
             assert!(Shape::parse(text).is_err(), "{text}");
         }
     }
