@@ -1,12 +1,11 @@
 //! llama.cpp's source: pinned, fetched, copied, patched. The copy is in the cache; a user's own tree is only read.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
-use std::time::UNIX_EPOCH;
 
 use anyhow::{bail, Context, Result};
 
@@ -31,6 +30,25 @@ const FULL: Pin = Pin {
     sdist: true,
 };
 const CRATE: &str = "llama-cpp-sys-2";
+
+/// What CMake reads of a llama.cpp tree: the rest is models, documents and other languages.
+const NEEDED: [&str; 15] = [
+    "CMakeLists.txt",
+    "LICENSE",
+    "licenses",
+    "app",
+    "cmake",
+    "common",
+    "examples",
+    "ggml",
+    "include",
+    "pocs",
+    "scripts",
+    "src",
+    "tests",
+    "tools",
+    "vendor",
+];
 
 /// Where a tree comes from.
 #[derive(Clone, Debug)]
@@ -82,7 +100,7 @@ pub fn patched(source: &Source) -> Result<Patched> {
     let dir = cache::place(&home.join("src"), |part| {
         let from = pristine(source)?;
         let spinner = Spinner::new(&format!("patching {source}"));
-        copy_tree(&from, part)?;
+        copy_files(&from, part, &needed(&from)?)?;
         let outcomes = patch::apply(part, &patches).with_context(|| format!("patching {source}"))?;
         say_skipped(&patches, &outcomes, |line| spinner.line(line));
         Ok(())
@@ -106,10 +124,10 @@ fn identity(source: &Source) -> Result<String> {
             format!("{CRATE} {}", cache::sha256_file(&crate_manifest().with_file_name("Cargo.lock"))?)
         }
         Source::Own(dir) => {
-            let mut text = format!("own {}\n", dir.display());
-            for (path, meta) in walk(dir)? {
-                let time = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
-                text += &format!("{} {} {}\n", path.display(), meta.len(), time.as_nanos());
+            // By contents: a checkout that comes back to what it was, or a file that was only touched, is built already.
+            let mut text = String::from("own\n");
+            for path in needed(dir)? {
+                text += &format!("{} {}\n", cache::sha256_file(&dir.join(&path))?, path.display());
             }
             text
         }
@@ -147,7 +165,7 @@ fn unpack_below(archive: &Path, folder: &str, to: &Path) -> Result<()> {
         let below = path.components().skip(1).collect::<PathBuf>();
         let Ok(inner) = below.strip_prefix(folder) else { continue };
         // Only plain files below `to`: links and .. have no business in these archives.
-        let plain = inner.components().all(|c| matches!(c, std::path::Component::Normal(_)));
+        let plain = inner.components().all(|c| matches!(c, Component::Normal(_)));
         if plain && entry.header().entry_type().is_file() {
             let target = to.join(inner);
             fs::create_dir_all(target.parent().unwrap_or(to))?;
@@ -190,33 +208,60 @@ fn crate_tree() -> Result<PathBuf> {
     })
 }
 
-/// Files below `dir` with relative paths, without what git and CMake keep there.
-fn walk(dir: &Path) -> Result<BTreeMap<PathBuf, fs::Metadata>> {
-    let mut files = BTreeMap::new();
-    let mut folders = vec![PathBuf::new()];
-    while let Some(folder) = folders.pop() {
-        let here = dir.join(&folder);
-        for entry in fs::read_dir(&here).with_context(|| format!("cannot read {}", here.display()))? {
-            let entry = entry?;
-            let path = folder.join(entry.file_name());
-            // Through links: the copy must stand by itself. A dangling one has nothing to copy.
-            let Ok(meta) = fs::metadata(entry.path()) else { continue };
-            if meta.is_file() {
-                files.insert(path, meta);
-            } else if meta.is_dir() && entry.file_name() != ".git" && !entry.path().join("CMakeCache.txt").exists() {
-                folders.push(path);
+/// The files of a llama.cpp tree that a build takes, with relative paths: those of [`NEEDED`], and of what else the tree's own
+/// CMakeLists.txt adds.
+fn needed(tree: &Path) -> Result<BTreeSet<PathBuf>> {
+    let list = tree.join("CMakeLists.txt");
+    let text = fs::read_to_string(&list).with_context(|| format!("cannot read {}", list.display()))?;
+    let added = text.split("add_subdirectory(").skip(1).filter_map(|rest| rest.split([')', '/']).next());
+    let added = added.map(|part| part.split_whitespace().next().unwrap_or_default());
+    // A folder of the tree by its name, not a variable or a way out.
+    let added = added.filter(|part| matches!(Path::new(part).components().next(), Some(Component::Normal(_))));
+    let parts: BTreeSet<&str> = NEEDED.into_iter().chain(added).collect();
+    let mut files = BTreeSet::new();
+    for part in parts.into_iter().filter(|part| tree.join(part).exists()) {
+        files.extend(walk(tree, Path::new(part))?);
+    }
+    files.retain(|file| file.extension().is_none_or(|e| e != "gguf"));
+    Ok(files)
+}
+
+/// `start` where it is a file, and the files below it where it is a folder, as paths from `dir`; without what git, CMake, npm
+/// and Python keep there.
+fn walk(dir: &Path, start: &Path) -> Result<BTreeSet<PathBuf>> {
+    const LEFT: [&str; 4] = [".git", "CMakeFiles", "node_modules", "__pycache__"];
+    let (mut files, mut open) = (BTreeSet::new(), vec![start.to_path_buf()]);
+    while let Some(path) = open.pop() {
+        let here = dir.join(&path);
+        // Through links: the copy must stand by itself. A dangling one has nothing to copy.
+        let Ok(meta) = fs::metadata(&here) else { continue };
+        if meta.is_file() {
+            files.insert(path);
+            continue;
+        }
+        let is_left = path.file_name().is_some_and(|name| LEFT.iter().any(|left| name == *left));
+        // A build folder; a tree that was built in its own folder has its sources there all the same.
+        let is_build = here.join("CMakeCache.txt").exists() && !here.join("CMakeLists.txt").exists();
+        if meta.is_dir() && !is_left && !is_build {
+            for entry in fs::read_dir(&here).with_context(|| format!("cannot read {}", here.display()))? {
+                open.push(path.join(entry?.file_name()));
             }
         }
     }
     Ok(files)
 }
 
+/// Everything below `from` but what `walk` leaves.
 pub fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    copy_files(from, to, &walk(from, Path::new(""))?)
+}
+
+fn copy_files(from: &Path, to: &Path, files: &BTreeSet<PathBuf>) -> Result<()> {
     fs::create_dir_all(to)?;
-    for (path, _) in walk(from)? {
-        let target = to.join(&path);
+    for path in files {
+        let target = to.join(path);
         fs::create_dir_all(target.parent().unwrap_or(to))?;
-        fs::copy(from.join(&path), &target).with_context(|| format!("cannot copy {}", path.display()))?;
+        fs::copy(from.join(path), &target).with_context(|| format!("cannot copy {}", path.display()))?;
     }
     Ok(())
 }
@@ -224,6 +269,7 @@ pub fn copy_tree(from: &Path, to: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::UNIX_EPOCH;
 
     #[test]
     fn a_folder_that_is_no_tree_is_refused() {
@@ -246,13 +292,60 @@ mod tests {
         assert!(!to.join(".git").exists() && !to.join("build").exists());
     }
 
+    /// A small llama.cpp tree as people have them.
+    fn own_tree(dir: &Path) -> Source {
+        for (file, text) in [
+            ("CMakeLists.txt", "add_subdirectory(src)\nadd_subdirectory(fork/deep)\n"),
+            ("ggml/src/ggml.c", "int ggml;"),
+            ("src/llama.cpp", "int llama;"),
+            ("tools/ui/CMakeLists.txt", ""),
+            ("tools/ui/node_modules/big.js", "x"),
+            ("fork/deep/CMakeLists.txt", ""),
+            ("models/model.gguf", "x"),
+            ("tests/vocab.gguf", "x"),
+            ("build/CMakeCache.txt", "x"),
+            ("out-of-the-way/bin/llama-cli", "x"),
+            ("examples/one/build/CMakeCache.txt", "x"),
+            (".git/config", "x"),
+            ("session.kv", "x"),
+        ] {
+            fs::create_dir_all(dir.join(file).parent().unwrap()).unwrap();
+            fs::write(dir.join(file), text).unwrap();
+        }
+        Source::choose(Tree::Full, Some(dir.to_path_buf())).unwrap()
+    }
+
     #[test]
-    fn a_changed_tree_is_another_source() {
+    fn a_copy_has_the_sources_alone() {
         let scratch = cache::Scratch::new().unwrap();
-        let own = Source::Own(scratch.path().to_path_buf());
-        fs::write(scratch.path().join("a"), "1").unwrap();
+        let (from, to) = (scratch.path().join("from"), scratch.path().join("to"));
+        own_tree(&from);
+        copy_files(&from, &to, &needed(&from).unwrap()).unwrap();
+        let copied: Vec<_> = walk(&to, Path::new("")).unwrap().into_iter().collect();
+        let sources = [
+            "CMakeLists.txt",
+            "fork/deep/CMakeLists.txt",
+            "ggml/src/ggml.c",
+            "src/llama.cpp",
+            "tools/ui/CMakeLists.txt",
+        ];
+        assert_eq!(copied, sources.map(PathBuf::from));
+    }
+
+    #[test]
+    fn a_tree_is_another_where_its_sources_are() {
+        let scratch = cache::Scratch::new().unwrap();
+        let own = own_tree(scratch.path());
         let before = identity(&own).unwrap();
-        fs::write(scratch.path().join("a"), "12").unwrap();
+        // Written again, a moment later, and things beside the sources.
+        fs::write(scratch.path().join("src/llama.cpp"), "int llama;").unwrap();
+        let touched = fs::File::options().write(true).open(scratch.path().join("ggml/src/ggml.c")).unwrap();
+        touched.set_modified(UNIX_EPOCH).unwrap();
+        fs::write(scratch.path().join("models/second.gguf"), "x").unwrap();
+        fs::write(scratch.path().join("build/CMakeCache.txt"), "xy").unwrap();
+        assert_eq!(before, identity(&own).unwrap());
+        // As long as before.
+        fs::write(scratch.path().join("src/llama.cpp"), "int other;").unwrap();
         assert_ne!(before, identity(&own).unwrap());
     }
 }
