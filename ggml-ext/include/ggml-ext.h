@@ -2,7 +2,8 @@
 //
 // Everything here is implemented in Rust (src/ffi.rs) and knows nothing of ggml: tensors cross as plain
 // descriptions. The shim (../shim) is the only code that knows both sides. No function unwinds or aborts; what
-// can fail says so in its result and writes a message into `err`, always terminated.
+// can fail says so in its result and writes a message into `err`, always terminated, also after a panic inside; it is
+// empty where nothing is to be said.
 #pragma once
 
 #include <stdbool.h>

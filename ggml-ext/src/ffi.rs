@@ -120,6 +120,33 @@ fn report(result: impl FnOnce() -> Result<(), String>) -> bool {
     })
 }
 
+/// Runs `f` for a caller with room for a message: what an error or a panic says, terminated, and `otherwise` beside it. It is
+/// empty where `f` succeeds and has written none.
+///
+/// # Safety
+/// `err` is null or has room for `err_size` bytes.
+unsafe fn answered<T>(otherwise: T, err: *mut c_char, err_size: usize, f: impl FnOnce() -> Result<T, String>) -> T {
+    // SAFETY: the caller's promise.
+    let say = |message: &str| unsafe { write_message(message, err, err_size) };
+    say("");
+    let f = || {
+        #[cfg(test)]
+        tests::panic_where_asked();
+        f()
+    };
+    let message = match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(Ok(answer)) => return answer,
+        Ok(Err(message)) => message,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            format!("an error inside of ggml-ext, please report it: {}", text.unwrap_or("it says nothing"))
+        }
+    };
+    say(&message);
+    otherwise
+}
+
 unsafe fn write_message(message: &str, err: *mut c_char, size: usize) {
     if err.is_null() || size == 0 {
         return;
@@ -160,7 +187,7 @@ pub unsafe extern "C" fn ggml_ext_type_from_name(name: *const c_char) -> i32 {
 /// `text` is null or a C string; `err` has room for `err_size` bytes.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_type_parse(text: *const c_char, err: *mut c_char, err_size: usize) -> i32 {
-    let parse = || -> Result<i32, String> {
+    let parse = || {
         if text.is_null() {
             return Err("no cache type given".into());
         }
@@ -170,7 +197,7 @@ pub unsafe extern "C" fn ggml_ext_type_parse(text: *const c_char, err: *mut c_ch
         registry::id_of(&text.to_string_lossy())
     };
     // SAFETY: the caller's promise.
-    guarded(-1, || parse().unwrap_or_else(|message| unsafe { answer_with(-1, &message, err, err_size) }))
+    unsafe { answered(-1, err, err_size, parse) }
 }
 
 /// # Safety
@@ -188,16 +215,6 @@ pub unsafe extern "C" fn ggml_ext_metal_source(shader: *const c_char) -> *const 
     // SAFETY: the caller's promise.
     let shader = unsafe { CStr::from_ptr(shader) };
     guarded(std::ptr::null(), || shader.to_str().ok().and_then(metal::source).map_or(std::ptr::null(), CStr::as_ptr))
-}
-
-/// A message, and what is answered beside it.
-///
-/// # Safety
-/// `err` has room for `err_size` bytes.
-unsafe fn answer_with<T>(answer: T, message: &str, err: *mut c_char, err_size: usize) -> T {
-    // SAFETY: the caller's promise.
-    unsafe { write_message(message, err, err_size) };
-    answer
 }
 
 /// What a cache type stands for.
@@ -249,7 +266,7 @@ pub unsafe extern "C" fn ggml_ext_check_cache(
     err: *mut c_char,
     err_size: usize,
 ) -> bool {
-    let check = || -> Result<(), String> {
+    let check = || {
         let n_layer = usize::try_from(n_layer).unwrap_or(0);
         Asked::new(type_k, is_ggml_k, Side::K)?.check(Side::K, n_layer)?;
         let v = Asked::new(type_v, is_ggml_v, Side::V)?;
@@ -258,14 +275,11 @@ pub unsafe extern "C" fn ggml_ext_check_cache(
             Some(name) if flash_attn_off => Err(format!(
                 "V cache type {name} needs flash attention: turn it on (-fa on), or use f16, bf16 or f32 for V"
             )),
-            _ => Ok(()),
+            _ => Ok(true),
         }
     };
-    guarded(false, || match check() {
-        Ok(()) => true,
-        // SAFETY: the caller's promise.
-        Err(message) => unsafe { answer_with(false, &message, err, err_size) },
-    })
+    // SAFETY: the caller's promise.
+    unsafe { answered(false, err, err_size, check) }
 }
 
 /// # Safety
@@ -278,7 +292,7 @@ pub unsafe extern "C" fn ggml_ext_idle_parts(
     message: *mut c_char,
     size: usize,
 ) {
-    guarded((), || {
+    let find = || {
         let idle = match (registry::by_id(id), usize::try_from(n_layer)) {
             (Some(spec), Ok(n)) if !layers.is_null() => {
                 // SAFETY: the caller's promise.
@@ -294,7 +308,10 @@ pub unsafe extern "C" fn ggml_ext_idle_parts(
         };
         // SAFETY: the caller's promise.
         unsafe { write_message(&idle.join("; "), message, size) };
-    });
+        Ok(())
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answered((), message, size, find) }
 }
 
 /// `struct ggml_ext_layer`.
@@ -372,18 +389,18 @@ pub unsafe extern "C" fn ggml_ext_resolve(
     message: *mut c_char,
     size: usize,
 ) -> i32 {
-    guarded(-1, || {
+    let find = || {
         let side = if (side as u8).eq_ignore_ascii_case(&b'v') { Side::V } else { Side::K };
         // SAFETY: the caller's promise.
-        let resolved = match unsafe { layer.as_ref() } {
-            // SAFETY: the caller's promise.
-            Some(layer) => resolve(id, side, &layer.layer(), &unsafe { layer.weights() }),
-            None => Err("no layer given".into()),
-        };
-        let (id, said) = resolved.map_or_else(|reason| (-1, reason), |(id, raised)| (id, raised.unwrap_or_default()));
+        let layer = unsafe { layer.as_ref() }.ok_or("no layer given")?;
         // SAFETY: the caller's promise.
-        unsafe { answer_with(id, &said, message, size) }
-    })
+        let (id, raised) = resolve(id, side, &layer.layer(), &unsafe { layer.weights() })?;
+        // SAFETY: the caller's promise.
+        unsafe { write_message(&raised.unwrap_or_default(), message, size) };
+        Ok(id)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answered(-1, message, size, find) }
 }
 
 /// The type of an id and the number of rows that n values are.
@@ -481,18 +498,13 @@ pub unsafe extern "C" fn ggml_ext_attention_supports(
     err: *mut c_char,
     err_size: usize,
 ) -> bool {
-    guarded(false, || {
+    let check = || {
         // SAFETY: the caller's promise.
-        let Some(op) = (unsafe { op.as_ref() }) else { return false };
-        match Attention::new(op) {
-            Ok(_) => true,
-            Err(message) => {
-                // SAFETY: the caller's promise.
-                unsafe { write_message(&message, err, err_size) };
-                false
-            }
-        }
-    })
+        let op = unsafe { op.as_ref() }.ok_or("no attention given")?;
+        Attention::new(op).map(|_| true)
+    };
+    // SAFETY: the caller's promise.
+    unsafe { answered(false, err, err_size, check) }
 }
 
 /// # Safety
@@ -755,14 +767,10 @@ pub unsafe extern "C" fn ggml_ext_state_header(state: *const CState, dst: *mut u
 /// `prefix` holds GGML_EXT_STATE_PREFIX bytes; `err` has room for `err_size` bytes.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_state_header_rest(prefix: *const u8, err: *mut c_char, err_size: usize) -> i64 {
-    guarded(-1, || {
-        // SAFETY: the caller's promise.
-        match state::body_bytes(unsafe { slice(prefix, state::PREFIX_BYTES) }) {
-            Ok(bytes) => bytes as i64,
-            // SAFETY: the caller's promise.
-            Err(message) => unsafe { answer_with(-1, &message, err, err_size) },
-        }
-    })
+    // SAFETY: the caller's promise.
+    let count = || Ok(state::body_bytes(unsafe { slice(prefix, state::PREFIX_BYTES) })? as i64);
+    // SAFETY: the caller's promise.
+    unsafe { answered(-1, err, err_size, count) }
 }
 
 /// # Safety
@@ -776,7 +784,7 @@ pub unsafe extern "C" fn ggml_ext_state_check(
     err: *mut c_char,
     err_size: usize,
 ) -> bool {
-    let check = || -> Result<(), String> {
+    let check = || {
         // SAFETY: the caller's promise.
         unsafe {
             let header = state::Header::from_bytes(slice(header, size))?;
@@ -789,13 +797,10 @@ pub unsafe extern "C" fn ggml_ext_state_check(
                 found.data_bytes = header.data_bytes;
             }
         }
-        Ok(())
+        Ok(true)
     };
-    guarded(false, || match check() {
-        Ok(()) => true,
-        // SAFETY: the caller's promise.
-        Err(message) => unsafe { answer_with(false, &message, err, err_size) },
-    })
+    // SAFETY: the caller's promise.
+    unsafe { answered(false, err, err_size, check) }
 }
 
 /// # Safety
@@ -891,12 +896,80 @@ pub unsafe extern "C" fn ggml_ext_isa() -> *const c_char {
 mod tests {
     use super::*;
     use crate::cache::{dense, Cache};
+    use std::cell::Cell;
 
     #[test]
     fn a_panic_becomes_an_error() {
         assert_eq!(guarded(7, || panic!("injected")), 7);
         assert!(!report(|| panic!("injected")));
         assert!(!report(|| Err("a reason".into())) && report(|| Ok(())));
+    }
+
+    thread_local! {
+        static PANIC: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub(super) fn panic_where_asked() {
+        if PANIC.take() {
+            panic!("injected");
+        }
+    }
+
+    /// What a function leaves in a caller's buffer that nobody initialised, and what it answers.
+    fn message_of<T>(call: impl FnOnce(*mut c_char, usize) -> T) -> (T, String) {
+        let mut buffer = [0x5au8; 256];
+        let answer = call(buffer.as_mut_ptr().cast(), buffer.len() - 1);
+        assert_eq!(buffer[buffer.len() - 1], 0x5a, "it was written behind the buffer");
+        let message = CStr::from_bytes_until_nul(&buffer).expect("a message is terminated");
+        (answer, message.to_str().expect("it is text").to_string())
+    }
+
+    #[test]
+    fn messages_are_written_whatever_happens() {
+        let layer = CLayer {
+            index: 0,
+            n_layer: 2,
+            head_size: 64,
+            sliding: false,
+            scale: 0.125,
+            k_bias: std::ptr::null(),
+            n_k_bias: 0,
+            q_norm: std::ptr::null(),
+            n_q_norm: 0,
+            k_norm: std::ptr::null(),
+            n_k_norm: 0,
+        };
+        let id = registry::id_of("srft4").expect("a family");
+        let spec = registry::id_of("srft4,0=srft8").expect("a spec");
+        let (null, none) = (std::ptr::null(), std::ptr::null_mut());
+        // Each answers 1 where it succeeds. SAFETY of all: what is pointed to is there or null, and the buffer as large as said.
+        type Call<'a> = (&'a str, &'a dyn Fn(*mut c_char, usize) -> bool);
+        let calls: [Call; 7] = [
+            ("parse", &|err, n| unsafe { ggml_ext_type_parse(c"srft4".as_ptr(), err, n) >= 0 }),
+            ("check_cache", &|err, n| unsafe { ggml_ext_check_cache(id, false, id, false, 2, false, err, n) }),
+            ("idle_parts", &|err, n| unsafe {
+                ggml_ext_idle_parts(spec, b"aa".as_ptr(), 2, err, n);
+                true
+            }),
+            ("resolve", &|err, n| unsafe { ggml_ext_resolve(id, b'k' as c_char, &layer, err, n) >= 0 }),
+            ("attention_supports", &|err, n| unsafe { ggml_ext_attention_supports(null, err, n) }),
+            ("state_header_rest", &|err, n| unsafe { ggml_ext_state_header_rest(null.cast(), err, n) >= 0 }),
+            ("state_check", &|err, n| unsafe { ggml_ext_state_check(null.cast(), 0, null.cast(), none, err, n) }),
+        ];
+        for (name, call) in calls {
+            // The last three are given nothing, and say so.
+            let (ok, said) = message_of(call);
+            assert_eq!(said.is_empty(), ok, "{name}: {said:?}");
+            PANIC.set(true);
+            let (ok, said) = message_of(call);
+            assert!(!PANIC.take(), "{name} has its message from somewhere else");
+            assert!(said.contains("injected"), "{name}: {said:?}");
+            assert!(!ok || name == "idle_parts", "{name}: a panic is no success");
+            // No room, or none wanted.
+            PANIC.set(true);
+            call(std::ptr::null_mut(), 0);
+            assert!(!PANIC.take());
+        }
     }
 
     /// One query on two heads over a few cells, with `threads` threads of which the last one panics in `compute`.
@@ -953,8 +1026,11 @@ mod tests {
         assert!(exported.len() > 20, "{} functions", exported.len());
         for text in exported {
             let body = text.split("\n}\n").next().unwrap_or_default();
-            let guards = ["guarded(", "report(", "attention_step(", "encode_rows(", "ggml_ext_type_parse("];
+            let guards =
+                ["guarded(", "answered(", "report(", "attention_step(", "encode_rows(", "ggml_ext_type_parse("];
             assert!(guards.iter().any(|g| body.contains(g)), "it could unwind into C:\n{body}");
+            let has_buffer = ["err: *mut c_char", "message: *mut c_char"].iter().any(|p| body.contains(p));
+            assert!(!has_buffer || body.contains("answered("), "a panic would leave no message:\n{body}");
         }
     }
 }
