@@ -222,7 +222,7 @@ fn needed(tree: &Path) -> Result<BTreeSet<PathBuf>> {
     for part in parts.into_iter().filter(|part| tree.join(part).exists()) {
         files.extend(walk(tree, Path::new(part))?);
     }
-    files.retain(|file| !file.extension().is_some_and(|e| e == "gguf"));
+    files.retain(|file| file.extension().is_none_or(|e| e != "gguf"));
     Ok(files)
 }
 
