@@ -518,8 +518,12 @@ unsafe fn attention_step(
     let attempt = || -> Result<(), String> {
         // SAFETY: the caller's promise.
         let op = unsafe { op.as_ref() }.ok_or("no attention given")?;
-        let a = Attention::new(op)?;
         let (ith, nth) = (ith as usize, nth as usize);
+        let a = match Attention::new(op).and_then(|a| a.check_data().map(|()| a)) {
+            Ok(a) => a,
+            // SAFETY: the caller's promise; all threads refuse, and one writes.
+            Err(reason) => return Err(unsafe { rows::refuse(&op.dst, ith, reason) }),
+        };
         let need = a.work_size(nth);
         // SAFETY: the caller promises tensors as described; the work memory is checked before it is used.
         unsafe {
@@ -567,13 +571,13 @@ pub unsafe extern "C" fn ggml_ext_attention_finish(
 /// # Safety
 /// Descriptions; data is not looked at.
 #[no_mangle]
-pub unsafe extern "C" fn ggml_ext_mul_mat_supports(k: *const Tensor, q: *const Tensor) -> bool {
+pub unsafe extern "C" fn ggml_ext_mul_mat_supports(k: *const Tensor, q: *const Tensor, dst: *const Tensor) -> bool {
     // SAFETY: the caller's promise.
-    guarded(false, || unsafe { attention::mul_mat_supports(&*k, &*q) })
+    guarded(false, || unsafe { attention::check_mul_mat(&*k, &*q, &*dst).is_ok() })
 }
 
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_mul_mat(
     k: *const Tensor,
@@ -589,13 +593,17 @@ pub unsafe extern "C" fn ggml_ext_mul_mat(
 /// # Safety
 /// Descriptions; data is not looked at.
 #[no_mangle]
-pub unsafe extern "C" fn ggml_ext_set_rows_supports(dst: *const Tensor, src: *const Tensor) -> bool {
+pub unsafe extern "C" fn ggml_ext_set_rows_supports(
+    dst: *const Tensor,
+    src: *const Tensor,
+    index: *const Tensor,
+) -> bool {
     // SAFETY: the caller's promise.
-    guarded(false, || unsafe { rows::set_rows_supports(&*dst, &*src) })
+    guarded(false, || unsafe { rows::check_set_rows(&*dst, &*src, &*index).is_ok() })
 }
 
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_set_rows(
     dst: *const Tensor,
@@ -612,13 +620,17 @@ pub unsafe extern "C" fn ggml_ext_set_rows(
 /// # Safety
 /// Descriptions; data is not looked at.
 #[no_mangle]
-pub unsafe extern "C" fn ggml_ext_get_rows_supports(dst: *const Tensor, src: *const Tensor) -> bool {
+pub unsafe extern "C" fn ggml_ext_get_rows_supports(
+    dst: *const Tensor,
+    src: *const Tensor,
+    index: *const Tensor,
+) -> bool {
     // SAFETY: the caller's promise.
-    guarded(false, || unsafe { rows::get_rows_supports(&*dst, &*src) })
+    guarded(false, || unsafe { rows::check_get_rows(&*dst, &*src, &*index).is_ok() })
 }
 
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_get_rows(
     dst: *const Tensor,
@@ -636,15 +648,23 @@ pub unsafe extern "C" fn ggml_ext_get_rows(
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_copy_supports(dst: *const Tensor, src: *const Tensor) -> bool {
     // SAFETY: the caller's promise.
-    guarded(false, || unsafe { rows::copy_supports(&*dst, &*src) })
+    guarded(false, || unsafe { rows::check_copy(&*dst, &*src).is_ok() })
 }
 
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_copy(dst: *const Tensor, src: *const Tensor, ith: c_int, nth: c_int) -> bool {
     // SAFETY: the caller's promise.
     report(|| unsafe { rows::copy(&*dst, &*src, ith as usize, nth as usize) })
+}
+
+/// # Safety
+/// Memory is as described, and no thread uses it.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_not_served(dst: *const Tensor) {
+    // SAFETY: the caller's promise.
+    guarded((), || unsafe { (*dst).fill_nan() });
 }
 
 /// `struct ggml_ext_state_layer`.

@@ -29,7 +29,6 @@ use crate::isa;
 use crate::rotation::Rotation;
 use crate::spec::Member;
 use crate::table::{self, Concrete, Entry, Storage};
-use crate::tensor::{Tensor, View};
 use std::collections::BTreeMap;
 
 /// The first four bytes: no number of streams, which is what a state of stock llama.cpp has there.
@@ -432,17 +431,7 @@ pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], 
         return Err(format!("cell {cell} is outside of the cache"));
     }
     let stride = heads * c.row_bytes();
-    let layout = |rows: Rows| {
-        let tensor = Tensor {
-            kind: id,
-            ne: [0; 4],
-            nb: [0; 4],
-            data: rows.data,
-            to_float: None,
-            view: View { offset: 0, row_bytes: stride, rows: rows.cells as i64 },
-        };
-        Layout::of(&tensor, format)
-    };
+    let layout = |rows: Rows| Layout::new(rows.data, stride, rows.cells, format);
     let (reads, writes) = (layout(src), layout(dst));
     let mut key = vec![0.0f32; c.head_size];
     for head in 0..heads {
