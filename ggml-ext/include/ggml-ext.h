@@ -98,11 +98,15 @@ bool ggml_ext_encode_ref(int32_t type, const float * src, void * dst, int64_t n)
 // A tensor as ggml lays it out; `to_float` decodes n values of a foreign type and may be NULL for ours, f32, f16,
 // bf16, q8_0 and q4_0, which are read here.
 // `view` says what the tensor is a view of, all zero where it is none: cells that are coded together are counted from the
-// beginning of the cache itself.
+// beginning of the cache itself. Shapes, steps, views and indices are not trusted: an op that would touch a byte outside
+// of the tensor, or outside of what it is a view of, is refused. What is trusted is that this memory is there.
 struct ggml_ext_view {
     size_t  offset;     // bytes from the beginning of the viewed tensor to `data`
     size_t  row_bytes;  // the viewed tensor's nb[1]: a cell, all heads
     int64_t rows;       // the viewed tensor's ne[1]: cells of a stream
+    void  * data;       // where the viewed tensor begins
+    size_t  bytes;      // of the viewed tensor
+    size_t  foreign_bytes;  // of the tensor itself, view or not, where it has a `to_float`
 };
 
 struct ggml_ext_tensor {
@@ -133,24 +137,33 @@ size_t ggml_ext_attention_work_size(const struct ggml_ext_attention * op, int n_
 bool   ggml_ext_attention_compute(const struct ggml_ext_attention * op, int ith, int nth, void * work, size_t work_size);
 bool   ggml_ext_attention_finish (const struct ggml_ext_attention * op, int ith, int nth, void * work, size_t work_size);
 
+// The ops below: _supports looks at descriptions alone. False from the others: nothing was computed, dst of GET_ROWS and
+// MUL_MAT is filled with NaN, that of the others is as it was, and the reason is on stderr.
+
 // MUL_MAT with k of ours: dst[i, j] = k_row(i) . q_row(j), broadcast over dims 2 and 3 as ggml does; q f32 or f16.
-bool ggml_ext_mul_mat_supports(const struct ggml_ext_tensor * k, const struct ggml_ext_tensor * q);
+bool ggml_ext_mul_mat_supports(const struct ggml_ext_tensor * k, const struct ggml_ext_tensor * q,
+                               const struct ggml_ext_tensor * dst);
 bool ggml_ext_mul_mat(const struct ggml_ext_tensor * k, const struct ggml_ext_tensor * q,
                       const struct ggml_ext_tensor * dst, int ith, int nth);
 
 // SET_ROWS: dst row rows[i] = encode(src row i); index tensor i32 or i64 (index_bytes 4 or 8).
-bool ggml_ext_set_rows_supports(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src);
+bool ggml_ext_set_rows_supports(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src,
+                                const struct ggml_ext_tensor * rows);
 bool ggml_ext_set_rows(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src,
                        const struct ggml_ext_tensor * rows, int index_bytes, int ith, int nth);
 
 // GET_ROWS: dst row i = decode(src row rows[i]), dst f32, rows i32.
-bool ggml_ext_get_rows_supports(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src);
+bool ggml_ext_get_rows_supports(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src,
+                                const struct ggml_ext_tensor * rows);
 bool ggml_ext_get_rows(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src,
                        const struct ggml_ext_tensor * rows, int ith, int nth);
 
 // CPY, DUP, CONT: between a type of ours and f32 or f16 or itself, any strides, shapes that hold the same rows.
 bool ggml_ext_copy_supports(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src);
 bool ggml_ext_copy(const struct ggml_ext_tensor * dst, const struct ggml_ext_tensor * src, int ith, int nth);
+
+// An op that there is not: its result becomes NaN, where it is rows of f32 and memory is as described.
+void ggml_ext_not_served(const struct ggml_ext_tensor * dst);
 
 // Saved states. A state of a cache with a type of ours begins with a header that names the format, is compared with the
 // caches of a context before anything is touched, and covers what llama.cpp itself does not check. src/state.rs has the

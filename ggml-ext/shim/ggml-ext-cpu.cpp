@@ -1,8 +1,9 @@
-// The shim's part in the CPU backend: an extra that claims every op on our types which the library serves.
+// The shim's part in the CPU backend: an extra that computes the ops on our types.
 //
-// The CPU backend asks each of its extras for each op and each thread, so the claim looks at the op and at a type or two
-// and at nothing else. What is claimed here is what supports_op admits: a graph that was placed by supports_op never
-// meets an op of ours that the library refuses.
+// Every op that computes with one of our types is claimed, so that none is computed by code that does not know the type. A
+// graph that was placed by supports_op never meets one that the library refuses; an RPC server computes what it is sent
+// and asks nobody, so all that supports_op looks at is looked at again when an op is computed. What is refused then is
+// logged and left out.
 
 #include "ggml-ext-seam.h"
 
@@ -12,6 +13,7 @@
 #include "traits.h"
 
 #include <array>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -53,6 +55,24 @@ template <int... I> std::array<ggml_type_traits_cpu, N_TYPES> traits_of_all(std:
     return { { traits_of<GGML_EXT_TYPE_BASE + I>()... } };
 }
 
+// ggml_nbytes, which counts modulo 2^64: 0 where there are more bytes, or none.
+size_t bytes_of(const ggml_tensor * t) {
+    const int64_t block = ggml_blck_size(t->type);
+    const size_t  most  = SIZE_MAX/8;
+    bool fits = block > 0;
+    for (int i = 0; i < GGML_MAX_DIMS; i++) {
+        fits = fits && t->ne[i] > 0 && (t->nb[i] == 0 || (size_t) t->ne[i] <= most/t->nb[i]);
+    }
+    if (!fits) {
+        return 0;
+    }
+    size_t res = block == 1 ? (t->ne[0] - 1)*t->nb[0] + ggml_type_size(t->type) : t->ne[0]*t->nb[0]/block;
+    for (int i = 1; i < GGML_MAX_DIMS; i++) {
+        res += (t->ne[i] - 1)*t->nb[i];
+    }
+    return res;
+}
+
 ggml_ext_tensor describe(const ggml_tensor * t) {
     ggml_ext_tensor res = {};
     res.type = t->type;
@@ -65,9 +85,14 @@ ggml_ext_tensor describe(const ggml_tensor * t) {
         res.view.offset    = t->view_offs;
         res.view.row_bytes = t->view_src->nb[1];
         res.view.rows      = t->view_src->ne[1];
+        res.view.data      = t->view_src->data;
+        res.view.bytes     = bytes_of(t->view_src);
     }
     if (!ggml_ext_is_ours(t->type)) {
-        res.to_float = ggml_get_type_traits(t->type)->to_float;
+        // rows in whole blocks, or they cannot be read
+        const bool whole = t->nb[0] == ggml_type_size(t->type) && ggml_blck_size(t->type) > 0 && t->ne[0] % ggml_blck_size(t->type) == 0;
+        res.to_float           = whole ? ggml_get_type_traits(t->type)->to_float : nullptr;
+        res.view.foreign_bytes = bytes_of(t);
     }
     return res;
 }
@@ -101,18 +126,32 @@ struct attention {
 };
 
 bool claims(const ggml_tensor * op) {
+    // LIGHTNING_INDEXER is ggml's own code, through to_float
+    return op->op != GGML_OP_LIGHTNING_INDEXER && ggml_ext_concerns(op);
+}
+
+// Is it an op that the library has, with the sources that it takes?
+bool serves(const ggml_tensor * op) {
+    const auto sources = [&](int n) {
+        for (int i = 0; i < n; i++) {
+            if (!op->src[i]) {
+                return false;
+            }
+        }
+        return true;
+    };
     switch (op->op) {
         case GGML_OP_FLASH_ATTN_EXT:
-            return ggml_ext_is_ours(op->src[1]->type) || ggml_ext_is_ours(op->src[2]->type);
+            return sources(3) && (ggml_ext_is_ours(op->src[1]->type) || ggml_ext_is_ours(op->src[2]->type));
         case GGML_OP_SET_ROWS:
-            return ggml_ext_is_ours(op->type);
+            return sources(2) && ggml_ext_is_ours(op->type);
         case GGML_OP_MUL_MAT:
         case GGML_OP_GET_ROWS:
-            return ggml_ext_is_ours(op->src[0]->type);
+            return sources(2) && ggml_ext_is_ours(op->src[0]->type);
         case GGML_OP_CPY:
         case GGML_OP_DUP:
         case GGML_OP_CONT:
-            return ggml_ext_is_ours(op->src[0]->type) || ggml_ext_is_ours(op->type);
+            return sources(1) && (ggml_ext_is_ours(op->src[0]->type) || ggml_ext_is_ours(op->type));
         default:
             return false;
     }
@@ -122,6 +161,14 @@ bool compute(const ggml_compute_params * params, const ggml_tensor * op) {
     const int ith = params->ith;
     const int nth = params->nth;
 
+    if (!serves(op)) {
+        // a view is somebody's memory: that stays
+        if (ith == 0 && !op->view_src) {
+            const ggml_ext_tensor dst = describe(op);
+            ggml_ext_not_served(&dst);
+        }
+        return false;
+    }
     if (op->op == GGML_OP_FLASH_ATTN_EXT) {
         const attention att(op);
         const bool computed = ggml_ext_attention_compute(&att.op, ith, nth, params->wdata, params->wsize);
@@ -153,7 +200,7 @@ bool compute(const ggml_compute_params * params, const ggml_tensor * op) {
 class ext_traits : public ggml::cpu::tensor_traits {
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
         size = 0;
-        if (op->op == GGML_OP_FLASH_ATTN_EXT) {
+        if (op->op == GGML_OP_FLASH_ATTN_EXT && serves(op)) {
             const attention att(op);
             size = ggml_ext_attention_work_size(&att.op, n_threads);
         }
@@ -221,7 +268,7 @@ bool ggml_ext_cpu_supports_op(const ggml_tensor * op) {
         return ggml_ext_is_concrete(k->type) && ggml_get_type_traits(k->type)->to_float && k->ne[0] == ggml_blck_size(k->type) && !ggml_ext_is_ours(op->type) &&
                !ggml_ext_is_ours(op->src[0]->type) && !ggml_ext_is_ours(op->src[2]->type);
     }
-    if (!claims(op)) {
+    if (!serves(op)) {
         return false;
     }
     if (op->op == GGML_OP_FLASH_ATTN_EXT) {
@@ -234,13 +281,17 @@ bool ggml_ext_cpu_supports_op(const ggml_tensor * op) {
     const ggml_ext_tensor src0 = describe(op->src[0]);
 
     switch (op->op) {
-        case GGML_OP_SET_ROWS:
-            return ggml_ext_set_rows_supports(&dst, &src0);
-        case GGML_OP_GET_ROWS:
-            return ggml_ext_get_rows_supports(&dst, &src0);
+        case GGML_OP_SET_ROWS: {
+            const ggml_ext_tensor rows = describe(op->src[1]);
+            return ggml_ext_set_rows_supports(&dst, &src0, &rows);
+        }
+        case GGML_OP_GET_ROWS: {
+            const ggml_ext_tensor rows = describe(op->src[1]);
+            return ggml_ext_get_rows_supports(&dst, &src0, &rows);
+        }
         case GGML_OP_MUL_MAT: {
             const ggml_ext_tensor src1 = describe(op->src[1]);
-            return ggml_ext_mul_mat_supports(&src0, &src1);
+            return ggml_ext_mul_mat_supports(&src0, &src1, &dst);
         }
         default:
             return ggml_ext_copy_supports(&dst, &src0);

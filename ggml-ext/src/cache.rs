@@ -7,7 +7,7 @@
 use crate::error::Error;
 use crate::ffi;
 use crate::kv_type::KvType;
-use crate::tensor::{Tensor, View};
+use crate::tensor::{Tensor, View, I32, I64};
 use half::{bf16, f16};
 
 /// K or V of one layer: cells of `heads` rows, compressed, in the layout that llama.cpp gives them.
@@ -159,14 +159,16 @@ impl Cache {
         let row_bytes = self.cell_bytes / self.heads;
         let unit = if self.kind.is_ours() { row_bytes } else { row_bytes / self.head_size };
         let nb = [unit, self.cell_bytes, row_bytes];
-        let view = View { offset: 0, row_bytes: self.cell_bytes, rows: self.cells() as i64 };
+        let view = View {
+            row_bytes: self.cell_bytes,
+            rows: self.cells() as i64,
+            data: self.bytes.as_ptr().cast_mut(),
+            bytes: self.bytes.len(),
+            ..View::default()
+        };
         Tensor { view, ..describe(self.kind.id(), [self.head_size, cells, self.heads], nb, self.bytes.as_ptr()) }
     }
 }
-
-/// ggml's ids of index tensors.
-const I32: i32 = 26;
-const I64: i32 = 27;
 
 /// A tensor of three dimensions, over memory that the caller keeps.
 pub(crate) fn describe(kind: i32, ne: [usize; 3], nb: [usize; 3], data: *const u8) -> Tensor {

@@ -531,8 +531,12 @@ unsafe fn attention_step(
     let attempt = || -> Result<(), String> {
         // SAFETY: the caller's promise.
         let op = unsafe { op.as_ref() }.ok_or("no attention given")?;
-        let a = Attention::new(op)?;
         let (ith, nth) = (ith as usize, nth as usize);
+        let a = match Attention::new(op).and_then(|a| a.check_data().map(|()| a)) {
+            Ok(a) => a,
+            // SAFETY: the caller's promise; all threads refuse, and one writes.
+            Err(reason) => return Err(unsafe { rows::refuse(&op.dst, ith, reason) }),
+        };
         let need = a.work_size(nth);
         // SAFETY: the caller promises tensors as described; the work memory is checked before it is used.
         unsafe {
@@ -584,13 +588,13 @@ pub unsafe extern "C" fn ggml_ext_attention_finish(
 /// # Safety
 /// Descriptions; data is not looked at.
 #[no_mangle]
-pub unsafe extern "C" fn ggml_ext_mul_mat_supports(k: *const Tensor, q: *const Tensor) -> bool {
+pub unsafe extern "C" fn ggml_ext_mul_mat_supports(k: *const Tensor, q: *const Tensor, dst: *const Tensor) -> bool {
     // SAFETY: the caller's promise.
-    guarded(false, || unsafe { attention::mul_mat_supports(&*k, &*q) })
+    guarded(false, || unsafe { attention::check_mul_mat(&*k, &*q, &*dst).is_ok() })
 }
 
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_mul_mat(
     k: *const Tensor,
@@ -606,13 +610,17 @@ pub unsafe extern "C" fn ggml_ext_mul_mat(
 /// # Safety
 /// Descriptions; data is not looked at.
 #[no_mangle]
-pub unsafe extern "C" fn ggml_ext_set_rows_supports(dst: *const Tensor, src: *const Tensor) -> bool {
+pub unsafe extern "C" fn ggml_ext_set_rows_supports(
+    dst: *const Tensor,
+    src: *const Tensor,
+    index: *const Tensor,
+) -> bool {
     // SAFETY: the caller's promise.
-    guarded(false, || unsafe { rows::set_rows_supports(&*dst, &*src) })
+    guarded(false, || unsafe { rows::check_set_rows(&*dst, &*src, &*index).is_ok() })
 }
 
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_set_rows(
     dst: *const Tensor,
@@ -629,13 +637,17 @@ pub unsafe extern "C" fn ggml_ext_set_rows(
 /// # Safety
 /// Descriptions; data is not looked at.
 #[no_mangle]
-pub unsafe extern "C" fn ggml_ext_get_rows_supports(dst: *const Tensor, src: *const Tensor) -> bool {
+pub unsafe extern "C" fn ggml_ext_get_rows_supports(
+    dst: *const Tensor,
+    src: *const Tensor,
+    index: *const Tensor,
+) -> bool {
     // SAFETY: the caller's promise.
-    guarded(false, || unsafe { rows::get_rows_supports(&*dst, &*src) })
+    guarded(false, || unsafe { rows::check_get_rows(&*dst, &*src, &*index).is_ok() })
 }
 
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_get_rows(
     dst: *const Tensor,
@@ -653,15 +665,23 @@ pub unsafe extern "C" fn ggml_ext_get_rows(
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_copy_supports(dst: *const Tensor, src: *const Tensor) -> bool {
     // SAFETY: the caller's promise.
-    guarded(false, || unsafe { rows::copy_supports(&*dst, &*src) })
+    guarded(false, || unsafe { rows::check_copy(&*dst, &*src).is_ok() })
 }
 
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_copy(dst: *const Tensor, src: *const Tensor, ith: c_int, nth: c_int) -> bool {
     // SAFETY: the caller's promise.
     report(|| unsafe { rows::copy(&*dst, &*src, ith as usize, nth as usize) })
+}
+
+/// # Safety
+/// Memory is as described, and no thread uses it.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_not_served(dst: *const Tensor) {
+    // SAFETY: the caller's promise.
+    guarded((), || unsafe { (*dst).fill_nan() });
 }
 
 /// `struct ggml_ext_state_layer`.
@@ -1010,7 +1030,7 @@ mod tests {
         let (null, none) = (std::ptr::null(), std::ptr::null_mut());
         // Each answers 1 where it succeeds. SAFETY of all: what is pointed to is there or null, and the buffer as large as said.
         type Call<'a> = (&'a str, &'a dyn Fn(*mut c_char, usize) -> bool);
-        let calls: [Call; 7] = [
+        let calls: [Call; 8] = [
             ("parse", &|err, n| unsafe { ggml_ext_type_parse(c"srft4".as_ptr(), err, n) >= 0 }),
             ("check_cache", &|err, n| unsafe { ggml_ext_check_cache(id, false, id, false, 2, false, err, n) }),
             ("idle_parts", &|err, n| unsafe {
@@ -1019,11 +1039,16 @@ mod tests {
             }),
             ("resolve", &|err, n| unsafe { ggml_ext_resolve(id, b'k' as c_char, &layer, err, n) >= 0 }),
             ("attention_supports", &|err, n| unsafe { ggml_ext_attention_supports(null, err, n) }),
-            ("state_header_rest", &|err, n| unsafe { ggml_ext_state_header_rest(null.cast(), err, n) >= 0 }),
+            ("state_header_rest", &|err, n| unsafe {
+                ggml_ext_state_header_rest(null.cast(), null.cast(), err, n) >= 0
+            }),
+            ("state_check_meta", &|err, n| unsafe {
+                ggml_ext_state_check_meta(null.cast(), 0, null.cast(), null.cast(), 0, err, n)
+            }),
             ("state_check", &|err, n| unsafe { ggml_ext_state_check(null.cast(), 0, null.cast(), none, err, n) }),
         ];
         for (name, call) in calls {
-            // The last three are given nothing, and say so.
+            // The last four are given nothing, and say so.
             let (ok, said) = message_of(call);
             assert_eq!(said.is_empty(), ok, "{name}: {said:?}");
             PANIC.set(true);

@@ -56,10 +56,31 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Of the cache that a tensor is, or is a view of.
-    pub fn of(tensor: &Tensor, format: Delta) -> Layout {
+    /// Of the cache that a tensor is, or is a view of: all groups that its rows are in lie within that cache, or it is an
+    /// error.
+    pub fn of(tensor: &Tensor, format: Delta) -> Result<Layout, String> {
+        tensor.check("a cache")?;
         let (offset, stride, cells) = tensor.origin();
-        Layout { base: tensor.data.wrapping_sub(offset), stride, cells, row_bytes: format.row_bytes() }
+        let row_bytes = format.row_bytes();
+        // Rows, cells and streams without gaps: what is a row of the tensor then is one of the cache.
+        if stride == 0 || !stride.is_multiple_of(row_bytes) || !offset.is_multiple_of(row_bytes) {
+            return Err(format!(
+                "a cache of cells of {stride} bytes, viewed from byte {offset} on: wanted whole rows of {row_bytes} bytes"
+            ));
+        }
+        let bytes = if tensor.is_view() { tensor.view.bytes } else { tensor.touched().unwrap_or(0) };
+        let stream = stride.checked_mul(cells).filter(|&stream| stream > 0 && bytes.is_multiple_of(stream));
+        if bytes == 0 || stream.is_none() {
+            return Err(format!(
+                "a cache of {bytes} bytes: wanted whole streams of {cells} cells of {stride} bytes, all of which hold rows"
+            ));
+        }
+        Ok(Layout::new(tensor.data.wrapping_sub(offset), stride, cells, format))
+    }
+
+    /// Of streams of `cells` cells of `stride` bytes, one after the other from `base` on.
+    pub fn new(base: *mut u8, stride: usize, cells: usize, format: Delta) -> Layout {
+        Layout { base, stride, cells, row_bytes: format.row_bytes() }
     }
 
     /// The place of the row of one head that begins at `row`, and the number of its head and stream: writes to
@@ -291,7 +312,7 @@ pub fn decode(format: Delta, kernels: &'static Kernels, rows: &[u8], x: &mut [f3
 
 fn place_in(format: Delta, rows: *mut u8, bytes: usize, row: usize) -> Place {
     let stride = format.row_bytes();
-    let layout = Layout { base: rows, stride, cells: bytes / stride, row_bytes: stride };
+    let layout = Layout::new(rows, stride, bytes / stride, format);
     layout.place(rows.wrapping_add(row * stride)).0
 }
 

@@ -10,7 +10,7 @@ use crate::groups::{Layout, Walker};
 use crate::isa::{kernels, Kernels};
 use crate::rotation::MAX_HEAD;
 use crate::table::{Concrete, Storage};
-use crate::tensor::{read_floats, write_floats, Tensor};
+use crate::tensor::{read_floats, write_floats, Tensor, I32, I64};
 use std::ops::Range;
 
 /// The share of thread `ith` of `nth` in `n` units.
@@ -36,20 +36,54 @@ unsafe fn index(t: &Tensor, bytes: usize, at: [usize; 3]) -> i64 {
     }
 }
 
-/// Can rows of `src` be encoded into `dst`?
-pub fn set_rows_supports(dst: &Tensor, src: &Tensor) -> bool {
-    dst.concrete().is_some_and(|c| {
-        contiguous_float_rows(src)
-            && src.n(0) == dst.n(0)
-            && dst.n(0).is_multiple_of(c.head_size)
-            && dst.nb[0] == c.row_bytes()
-    })
+/// The values of an index tensor: how many bytes each has.
+fn index_bytes_of(t: &Tensor) -> Option<usize> {
+    match t.kind {
+        I32 => Some(4),
+        I64 => Some(8),
+        _ => None,
+    }
 }
 
-/// dst row rows[i] = encode(src row i).
+/// Can rows of `src` be encoded into rows `rows` of `dst`? The message says why not.
+pub fn check_set_rows(dst: &Tensor, src: &Tensor, rows: &Tensor) -> Result<Concrete, String> {
+    let Some(c) = dst.concrete() else { return Err(format!("SET_ROWS to type {}, which is not ours", dst.kind)) };
+    let fits = contiguous_float_rows(src)
+        && src.n(0) == dst.n(0)
+        && dst.n(0).is_multiple_of(c.head_size)
+        && (2..4).all(|d| src.n(d) == dst.n(d));
+    if !fits {
+        return Err(format!(
+            "SET_ROWS of {:?} values of type {} to {:?} of {}: wanted the same rows, of f32 or f16, all of whole heads",
+            src.ne,
+            src.kind,
+            dst.ne,
+            c.name()
+        ));
+    }
+    let broadcasts = |d: usize| rows.n(d) > 0 && src.n(d + 1).is_multiple_of(rows.n(d));
+    if index_bytes_of(rows).is_none() || rows.n(0) != src.n(1) || !broadcasts(1) || !broadcasts(2) {
+        return Err(format!(
+            "SET_ROWS of {:?} values with {:?} row indices of type {}: wanted one for each row, i32 or i64",
+            src.ne, rows.ne, rows.kind
+        ));
+    }
+    dst.check("the target of SET_ROWS")?;
+    dst.check_apart("the target of SET_ROWS")?;
+    src.check("the source of SET_ROWS")?;
+    src.check_apart("the source of SET_ROWS")?;
+    rows.check("the row indices of SET_ROWS")?;
+    rows.check_apart("the row indices of SET_ROWS")?;
+    if let Storage::Grouped(f) = c.storage() {
+        Layout::of(dst, f)?;
+    }
+    Ok(c)
+}
+
+/// dst row rows[i] = encode(src row i). Nothing is written where a row is not there.
 ///
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 pub unsafe fn set_rows(
     dst: &Tensor,
     src: &Tensor,
@@ -58,27 +92,37 @@ pub unsafe fn set_rows(
     ith: usize,
     nth: usize,
 ) -> Result<(), String> {
-    let Some(c) = dst.concrete().filter(|_| set_rows_supports(dst, src)) else {
-        return Err("SET_ROWS of shapes or types that were not offered".into());
-    };
-    if rows.n(1) == 0 || rows.n(2) == 0 || !matches!(index_bytes, 4 | 8) {
-        return Err("SET_ROWS without row indices".into());
+    let c = check_set_rows(dst, src, rows)?;
+    if index_bytes_of(rows) != Some(index_bytes) {
+        return Err(format!("SET_ROWS by indices of {index_bytes} bytes and type {}", rows.kind));
     }
+    if src.touched() == Some(0) {
+        return Ok(());
+    }
+    dst.check_data("the target of SET_ROWS")?;
+    src.check_data("the source of SET_ROWS")?;
+    rows.check_data("the row indices of SET_ROWS")?;
     let (format, kernels) = (c.storage(), kernels());
     let (heads, rows_of_src) = (dst.n(0) / c.head_size, src.rows());
     let kind = src.plain().unwrap_or(Plain::F32);
     let mut values = [0.0f32; MAX_HEAD];
-    // Row `row` of the source, one head of it: where its values are, and where they go.
+    let place = |row: usize| [row % src.n(1), row / src.n(1) % src.n(2), row / src.n(1) / src.n(2)];
+    let target = |[i1, i2, i3]: [usize; 3]| {
+        // SAFETY: within the indices, which broadcast.
+        let target = unsafe { index(rows, index_bytes, [i1, i2 % rows.n(1), i3 % rows.n(2)]) };
+        let found = usize::try_from(target).ok().filter(|&t| t < dst.n(1));
+        found.ok_or_else(|| format!("SET_ROWS to row {target} of a cache of {}", dst.n(1)))
+    };
+    (0..rows_of_src).try_for_each(|row| target(place(row)).map(drop))?;
+    // Row `row` of the source, one head of it: where its values are, and where they go. The indices are looked at again:
+    // they may lie in what is written.
     let find = |row: usize, head: usize| {
-        let (i1, i2, i3) = (row % src.n(1), row / src.n(1) % src.n(2), row / src.n(1) / src.n(2));
-        // SAFETY: indices within the shapes; the target row is checked.
+        let at @ [i1, i2, i3] = place(row);
+        let target = target(at)?;
+        // SAFETY: indices within the shapes.
         unsafe {
-            let target = index(rows, index_bytes, [i1, i2 % rows.n(1), i3 % rows.n(2)]);
-            let Some(target) = usize::try_from(target).ok().filter(|&t| t < dst.n(1)) else {
-                return Err(format!("SET_ROWS to row {target} of a cache of {}", dst.n(1)));
-            };
             let from = src.row(i1, i2, i3).add(head * c.head_size * src.nb[0]);
-            Ok((from, dst.row(target, i2, i3).add(head * c.row_bytes())))
+            Ok::<_, String>((from, dst.row(target, i2, i3).add(head * c.row_bytes())))
         }
     };
     let values = &mut values[..c.head_size];
@@ -94,7 +138,7 @@ pub unsafe fn set_rows(
             }
         }
         Storage::Grouped(f) => {
-            let (layout, mut walker) = (Layout::of(dst, f), Walker::new(f, kernels));
+            let (layout, mut walker) = (Layout::of(dst, f)?, Walker::new(f, kernels));
             for unit in 0..heads * rows_of_src {
                 let (from, to) = find(unit % rows_of_src, unit / rows_of_src)?;
                 let (place, lane) = layout.place(to);
@@ -121,39 +165,77 @@ unsafe fn bytes<'a>(row: *const u8, n: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(row, n) }
 }
 
-/// Can rows of `src` be decoded into `dst`?
-pub fn get_rows_supports(dst: &Tensor, src: &Tensor) -> bool {
-    src.concrete().is_some_and(|c| {
-        let floats = dst.plain() == Some(Plain::F32) && dst.nb[0] == 4;
-        floats && src.n(0) == dst.n(0) && src.n(0).is_multiple_of(c.head_size) && src.nb[0] == c.row_bytes()
-    })
+/// Can rows `rows` of `src` be decoded into `dst`? The message says why not.
+pub fn check_get_rows(dst: &Tensor, src: &Tensor, rows: &Tensor) -> Result<Concrete, String> {
+    let Some(c) = src.concrete() else { return Err(format!("GET_ROWS of type {}, which is not ours", src.kind)) };
+    dst.check_result("the result of GET_ROWS")?;
+    if src.n(0) != dst.n(0) || !src.n(0).is_multiple_of(c.head_size) {
+        return Err(format!(
+            "GET_ROWS of {:?} values of {} to {:?}: wanted the same rows, of whole heads",
+            src.ne,
+            c.name(),
+            dst.ne
+        ));
+    }
+    let indexed = rows.kind == I32 && (1..4).all(|d| dst.n(d) == rows.n(d - 1));
+    if !indexed || rows.n(3) != 1 || src.n(2) != rows.n(1) || src.n(3) != rows.n(2) {
+        return Err(format!(
+            "GET_ROWS of {:?} values to {:?} with {:?} row indices of type {}: wanted one for each row, i32",
+            src.ne, dst.ne, rows.ne, rows.kind
+        ));
+    }
+    src.check("the source of GET_ROWS")?;
+    rows.check("the row indices of GET_ROWS")?;
+    if let Storage::Grouped(f) = c.storage() {
+        Layout::of(src, f)?;
+    }
+    Ok(c)
 }
 
-/// dst row i = decode(src row rows[i]).
+/// Where the row that row `row` of the result comes from is: the index, and the dimensions behind it.
+unsafe fn source_row(src: &Tensor, rows: &Tensor, row: usize) -> Result<([usize; 3], usize), String> {
+    let at @ [i1, i2, i3] = [row % rows.n(0), row / rows.n(0) % rows.n(1), row / rows.n(0) / rows.n(1)];
+    // SAFETY: within the indices, says the caller.
+    let from = unsafe { index(rows, 4, [i1, i2, i3]) };
+    let found = usize::try_from(from).ok().filter(|&r| r < src.n(1));
+    found.map(|from| (at, from)).ok_or_else(|| format!("GET_ROWS of row {from} of {}", src.n(1)))
+}
+
+/// dst row i = decode(src row rows[i]). Where a row is not there, all are NaN.
 ///
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 pub unsafe fn get_rows(dst: &Tensor, src: &Tensor, rows: &Tensor, ith: usize, nth: usize) -> Result<(), String> {
-    let Some(c) = src.concrete().filter(|_| get_rows_supports(dst, src)) else {
-        return Err("GET_ROWS of shapes or types that were not offered".into());
+    if dst.touched() == Some(0) {
+        return check_get_rows(dst, src, rows).map(drop);
+    }
+    let check = || -> Result<Concrete, String> {
+        let c = check_get_rows(dst, src, rows)?;
+        dst.check_data("the result of GET_ROWS")?;
+        src.check_data("the source of GET_ROWS")?;
+        rows.check_data("the row indices of GET_ROWS")?;
+        // SAFETY: within the indices.
+        (0..dst.rows()).try_for_each(|row| unsafe { source_row(src, rows, row).map(drop) })?;
+        Ok(c)
+    };
+    let c = match check() {
+        Ok(c) => c,
+        // SAFETY: the caller's promise; all threads refuse, and one writes.
+        Err(reason) => return Err(unsafe { refuse(dst, ith, reason) }),
     };
     let (format, kernels) = (c.storage(), kernels());
     let heads = src.n(0) / c.head_size;
-    let total = rows.n(0) * rows.n(1) * rows.n(2);
+    let total = dst.rows();
     let mut walker = match format {
-        Storage::Grouped(f) => Some((Layout::of(src, f), Walker::new(f, kernels))),
+        Storage::Grouped(f) => Some((Layout::of(src, f)?, Walker::new(f, kernels))),
         Storage::Alone(_) => None,
     };
     // One head after the other: neighbours in a group are then read one after the other.
     for unit in share(total * heads, ith, nth) {
         let (head, row) = (unit / total, unit % total);
-        let (i1, i2, i3) = (row % rows.n(0), row / rows.n(0) % rows.n(1), row / rows.n(0) / rows.n(1));
         // SAFETY: indices within the shapes; the source row is checked; nobody writes to the source meanwhile.
         unsafe {
-            let from = index(rows, 4, [i1, i2, i3]);
-            let Some(from) = usize::try_from(from).ok().filter(|&r| r < src.n(1)) else {
-                return Err(format!("GET_ROWS of row {from} of {}", src.n(1)));
-            };
+            let ([i1, i2, i3], from) = source_row(src, rows, row)?;
             let from = src.row(from, i2, i3).add(head * c.row_bytes());
             let to = dst.row(i1, i2, i3).cast::<f32>().add(head * c.head_size);
             let to = std::slice::from_raw_parts_mut(to, c.head_size);
@@ -167,8 +249,21 @@ pub unsafe fn get_rows(dst: &Tensor, src: &Tensor, rows: &Tensor, ith: usize, nt
     Ok(())
 }
 
-/// Can `src` be copied to `dst`, one of them ours?
-pub fn copy_supports(dst: &Tensor, src: &Tensor) -> bool {
+/// The reason of a refusal that every thread comes to; the result becomes NaN.
+///
+/// # Safety
+/// Memory is as described, and no thread uses `dst`.
+pub unsafe fn refuse(dst: &Tensor, ith: usize, reason: String) -> String {
+    if ith == 0 {
+        // SAFETY: the caller's promise.
+        unsafe { dst.fill_nan() };
+    }
+    reason
+}
+
+/// Can `src` be copied to `dst`, one of them ours? The message says why not.
+pub fn check_copy(dst: &Tensor, src: &Tensor) -> Result<Concrete, String> {
+    let Some(c) = dst.concrete().or(src.concrete()) else { return Err("a copy of types that are not ours".into()) };
     let whole = |t: &Tensor| match t.concrete() {
         Some(c) => t.n(0).is_multiple_of(c.head_size) && t.nb[0] == c.row_bytes(),
         None => t.is_float(),
@@ -176,15 +271,29 @@ pub fn copy_supports(dst: &Tensor, src: &Tensor) -> bool {
     // Bytes of a group mean what they do in their order alone.
     let in_order = |t: &Tensor, c: Concrete| {
         let row = t.n(0) / c.head_size * c.row_bytes();
-        c.group_cells() == 1 || (t.nb[1] == row && t.nb[2] == row * t.n(1) && t.nb[3] == row * t.n(1) * t.n(2))
+        let steps = [row, row.saturating_mul(t.n(1)), row.saturating_mul(t.n(1)).saturating_mul(t.n(2))];
+        c.group_cells() == 1 || t.nb[1..] == steps
     };
     let same = match (dst.concrete(), src.concrete()) {
         (Some(d), Some(s)) => d == s && in_order(dst, d) && in_order(src, s),
-        (None, None) => false,
         _ => true,
     };
-    let values = |t: &Tensor| t.n(0) * t.rows();
-    same && whole(dst) && whole(src) && values(dst) == values(src)
+    if !same || !whole(dst) || !whole(src) || dst.values().is_none() || dst.values() != src.values() {
+        return Err(format!(
+            "a copy of {:?} values of type {} to {:?} of type {}: wanted as many, of f32, f16 or the same type, all of whole \
+             heads, and in order where cells are coded together",
+            src.ne, src.kind, dst.ne, dst.kind
+        ));
+    }
+    dst.check("the target of a copy")?;
+    dst.check_apart("the target of a copy")?;
+    src.check("the source of a copy")?;
+    if let Storage::Grouped(f) = c.storage() {
+        for t in [dst, src].into_iter().filter(|t| t.concrete().is_some() && t.values() != Some(0)) {
+            Layout::of(t, f)?;
+        }
+    }
+    Ok(c)
 }
 
 /// Where value number `flat` is, counted along the dimensions, in a tensor of floats.
@@ -209,11 +318,14 @@ unsafe fn place_head(t: &Tensor, head_size: usize, unit: usize) -> *mut u8 {
 /// CPY, DUP, CONT: the values in order, whatever the shapes and strides.
 ///
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result<(), String> {
-    let Some(c) = dst.concrete().or(src.concrete()).filter(|_| copy_supports(dst, src)) else {
-        return Err("a copy between shapes or types that were not offered".into());
-    };
+    let c = check_copy(dst, src)?;
+    if src.values() == Some(0) {
+        return Ok(());
+    }
+    dst.check_data("the target of a copy")?;
+    src.check_data("the source of a copy")?;
     let kernels = kernels();
     let (size, row_bytes) = (c.head_size, c.row_bytes());
     let units = src.n(0) * src.rows() / size;
@@ -235,7 +347,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
             }
         }
         (Some(_), None, Storage::Grouped(f)) => {
-            let layout = Layout::of(dst, f);
+            let layout = Layout::of(dst, f)?;
             let mut walkers = walkers(dst, f, kernels);
             for unit in 0..units {
                 unsafe {
@@ -257,7 +369,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
             }
         }
         (_, _, Storage::Grouped(f)) => {
-            let layout = Layout::of(src, f);
+            let layout = Layout::of(src, f)?;
             let mut walkers = walkers(src, f, kernels);
             for unit in share(units, ith, nth) {
                 unsafe {
@@ -272,9 +384,9 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
     Ok(())
 }
 
-/// A walker for each head of a cache.
+/// A walker for each head of a cache. A cell of more heads than any model has shares them: a head has always the same.
 fn walkers(t: &Tensor, f: Delta, kernels: &'static Kernels) -> Vec<Walker> {
-    (0..(t.origin().1 / f.row_bytes()).max(1)).map(|_| Walker::new(f, kernels)).collect()
+    (0..(t.origin().1 / f.row_bytes()).clamp(1, 256)).map(|_| Walker::new(f, kernels)).collect()
 }
 
 /// Values unit * n.. of a tensor of floats; a head may end in another row than it begins.

@@ -24,13 +24,12 @@
 //! A table that changes gets a new version in [`Concrete::version`]; a state of an older one is then decoded by the older
 //! table and written by the new. There is one version so far, and states of others are refused by name.
 
-use crate::codec::delta::{Delta, GROUP_CELLS};
+use crate::codec::delta::GROUP_CELLS;
 use crate::groups::{self, Layout, Walker};
 use crate::isa;
 use crate::rotation::Rotation;
 use crate::spec::Member;
 use crate::table::{self, Concrete, Entry, Storage};
-use crate::tensor::{Tensor, View};
 use std::collections::BTreeMap;
 
 mod context;
@@ -444,7 +443,8 @@ pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], 
         return Err(format!("cell {cell} is outside of the cache"));
     }
     let stride = heads * c.row_bytes();
-    let (reads, writes) = (layout(c, format, heads, src), layout(c, format, heads, dst));
+    let layout = |rows: Rows| Layout::new(rows.data, stride, rows.cells, format);
+    let (reads, writes) = (layout(src), layout(dst));
     let mut key = vec![0.0f32; c.head_size];
     for head in 0..heads {
         let (mut reader, mut writer) = (Walker::new(format, isa::kernels()), Walker::new(format, isa::kernels()));
@@ -460,18 +460,6 @@ pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], 
     Ok(())
 }
 
-fn layout(c: Concrete, format: Delta, heads: usize, rows: Rows) -> Layout {
-    let tensor = Tensor {
-        kind: c.id(),
-        ne: [0; 4],
-        nb: [0; 4],
-        data: rows.data,
-        to_float: None,
-        view: View { offset: 0, row_bytes: heads * c.row_bytes(), rows: rows.cells as i64 },
-    };
-    Layout::of(&tensor, format)
-}
-
 /// Takes out of whole groups what belongs to cells that `keep` does not name: their rows, and an I-frame that is none of
 /// the kept keys. Kept rows stay as they are, bit for bit, unless they are coded by what goes: then the kept keys of that
 /// group and head are decoded and written anew, rounded once more.
@@ -485,8 +473,8 @@ pub unsafe fn keep(id: i32, heads: usize, rows: Rows, keep: &[bool]) -> Result<(
     if keep.len() != rows.cells {
         return Err(format!("there are {} flags for {} cells", keep.len(), rows.cells));
     }
-    let layout = layout(c, format, heads, rows);
     let stride = heads * c.row_bytes();
+    let layout = Layout::new(rows.data, stride, rows.cells, format);
     for (group, keep) in keep.chunks(GROUP_CELLS).enumerate() {
         let bits = keep.iter().enumerate().fold(0u64, |bits, (i, &keep)| bits | u64::from(keep) << i);
         for head in 0..heads {

@@ -4,6 +4,7 @@ use crate::codec::delta::{Chain, Delta, GROUP_CELLS};
 use crate::codec::plain::{Plain, BLOCK};
 use crate::codec::polar::Polar;
 use crate::domain::Domain;
+use crate::groups::Layout;
 use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role};
 use crate::room::Room;
 use crate::rotation::MAX_HEAD;
@@ -33,7 +34,7 @@ pub struct Tensor {
 
 /// What a tensor is a view of; all zero where it is none.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct View {
     /// Bytes from the beginning of the viewed tensor.
     pub offset: usize,
@@ -41,7 +42,24 @@ pub struct View {
     pub row_bytes: usize,
     /// Its rows along dimension 1.
     pub rows: i64,
+    /// Where it begins.
+    pub data: *mut u8,
+    /// Its bytes.
+    pub bytes: usize,
+    /// Of the tensor itself, view or not, where its type is not read here: its bytes.
+    pub foreign_bytes: usize,
 }
+
+impl Default for View {
+    fn default() -> View {
+        View { offset: 0, row_bytes: 0, rows: 0, data: std::ptr::null_mut(), bytes: 0, foreign_bytes: 0 }
+    }
+}
+
+/// ggml's ids of index types.
+pub const I32: i32 = 26;
+/// 64-bit ones.
+pub const I64: i32 = 27;
 
 impl Tensor {
     /// The concrete type of ours, if it is one.
@@ -72,12 +90,164 @@ impl Tensor {
         self.n(1) * self.n(2) * self.n(3)
     }
 
+    /// The number of values, where it can be counted.
+    pub fn values(&self) -> Option<usize> {
+        (0..4).try_fold(1usize, |n, d| n.checked_mul(self.n(d)))
+    }
+
+    /// Is it a view of another tensor?
+    pub fn is_view(&self) -> bool {
+        self.view.rows != 0 || self.view.bytes != 0 || self.view.offset != 0
+    }
+
+    /// Bytes of what ggml calls an element or a block, and how many a row has: what is touched of a row whatever part of
+    /// it is wanted.
+    fn units(&self) -> Option<(usize, usize)> {
+        Some(match (self.concrete(), self.plain(), self.kind) {
+            (Some(c), ..) => (c.row_bytes(), self.n(0).div_ceil(c.head_size)),
+            (_, Some(p @ (Plain::Q8_0 | Plain::Q4_0)), _) => (p.row_bytes(BLOCK), self.n(0).div_ceil(BLOCK)),
+            (_, Some(p), _) => (p.row_bytes(1), self.n(0)),
+            (.., I32) => (4, self.n(0)),
+            (.., I64) => (8, self.n(0)),
+            _ => return None,
+        })
+    }
+
+    /// Bytes from `data` to the end of the last one that an op may touch; None where no memory is so large, or the type is
+    /// not known.
+    pub fn touched(&self) -> Option<usize> {
+        if self.ne.iter().any(|&n| n <= 0) {
+            return Some(0);
+        }
+        let Some((bytes, n)) = self.units() else {
+            return (self.to_float.is_some() && self.view.foreign_bytes > 0).then_some(self.view.foreign_bytes);
+        };
+        let steps = [n, self.n(1), self.n(2), self.n(3)];
+        let last = steps.iter().zip(self.nb).try_fold(bytes, |end, (n, nb)| end.checked_add((n - 1).checked_mul(nb)?));
+        last.filter(|&end| end <= isize::MAX as usize)
+    }
+
+    /// Does all that an op may touch lie in the memory that the tensor has, as it is described? Tensors come from programs
+    /// and, over RPC, from other machines: nothing in them is taken for granted. `name` is for the message.
+    pub fn check(&self, name: &str) -> Result<(), String> {
+        let shape = || format!("{:?} with steps of {:?} bytes", self.ne, self.nb);
+        if self.ne.iter().any(|&n| n < 0) {
+            return Err(format!("{name} is {}: a dimension is negative", shape()));
+        }
+        let Some(touched) = self.touched() else {
+            return Err(format!("{name} of type {} is {}: it cannot be read", self.kind, shape()));
+        };
+        if touched == 0 {
+            return Ok(());
+        }
+        if let Some(c) = self.concrete() {
+            let row = c.row_bytes();
+            if self.nb[0] != row || (1..4).any(|d| self.ne[d] > 1 && !self.nb[d].is_multiple_of(row)) {
+                return Err(format!("{name} of type {} is {}: rows are of {row} bytes", c.name(), shape()));
+            }
+            if !self.is_view() && !self.n(0).is_multiple_of(c.head_size) {
+                return Err(format!("{name} of type {} is {}: a part of a row must be a view", c.name(), shape()));
+            }
+        } else if let Some(p @ (Plain::Q8_0 | Plain::Q4_0)) = self.plain() {
+            if self.nb[0] != p.row_bytes(BLOCK) || !self.n(0).is_multiple_of(BLOCK) {
+                return Err(format!("{name} is {}: wanted whole blocks of {BLOCK} values", shape()));
+            }
+        }
+        if !self.is_view() {
+            return Ok(());
+        }
+        let View { offset, bytes, data, .. } = self.view;
+        if offset.checked_add(touched).is_none_or(|end| end > bytes) {
+            return Err(format!(
+                "{name} is {}: {touched} bytes from byte {offset} on, and what it is a view of has {bytes}",
+                shape()
+            ));
+        }
+        if !self.data.is_null() && !data.is_null() && self.data != data.wrapping_add(offset) {
+            return Err(format!("{name} is a view from byte {offset} on, but its data does not begin there"));
+        }
+        Ok(())
+    }
+
+    /// The same for memory that is about to be used: it must be there.
+    pub fn check_data(&self, name: &str) -> Result<(), String> {
+        self.check(name)?;
+        if self.touched() == Some(0) {
+            return Ok(());
+        }
+        if self.data.is_null() {
+            return Err(format!("{name} has no memory"));
+        }
+        if self.is_view() && self.data != self.view.data.wrapping_add(self.view.offset) {
+            return Err(format!("{name} is a view of a tensor that has no memory"));
+        }
+        Ok(())
+    }
+
+    /// Has every value a place of its own? Threads write to different ones, and a few bytes cannot pass for many cells.
+    pub fn check_apart(&self, name: &str) -> Result<(), String> {
+        let steps =
+            |n: usize| [(self.nb[0], n), (self.nb[1], self.n(1)), (self.nb[2], self.n(2)), (self.nb[3], self.n(3))];
+        let (mut end, mut steps) = match (self.units(), self.touched()) {
+            (Some((bytes, n)), _) => (bytes, steps(n)),
+            // A row of a foreign type is what is left of the whole.
+            (None, Some(all)) => {
+                let steps = steps(1);
+                let rest = steps[1..]
+                    .iter()
+                    .fold(0usize, |sum, &(nb, n)| sum.saturating_add((n.saturating_sub(1)).saturating_mul(nb)));
+                (all.saturating_sub(rest), steps)
+            }
+            (None, None) => return Ok(()),
+        };
+        if self.touched() == Some(0) {
+            return Ok(());
+        }
+        steps.sort_unstable();
+        for (nb, n) in steps.into_iter().filter(|s| s.1 > 1) {
+            if nb < end {
+                return Err(format!("{name} is {:?} with steps of {:?} bytes: rows overlap", self.ne, self.nb));
+            }
+            end += (n - 1) * nb;
+        }
+        Ok(())
+    }
+
+    /// Rows of f32 that results are written to.
+    pub fn check_result(&self, name: &str) -> Result<(), String> {
+        let aligned = (1..4).all(|d| self.ne[d] <= 1 || self.nb[d].is_multiple_of(size_of::<f32>()));
+        if self.plain() != Some(Plain::F32) || self.nb[0] != size_of::<f32>() || !aligned {
+            return Err(format!("{name} must be rows of f32, and is type {} with steps of {:?}", self.kind, self.nb));
+        }
+        if !(self.data as usize).is_multiple_of(size_of::<f32>()) {
+            return Err(format!("{name} must begin at a multiple of {} bytes", size_of::<f32>()));
+        }
+        self.check(name)?;
+        self.check_apart(name)
+    }
+
+    /// A result that there will not be is NaN, where it has memory at all: what was there must not pass for one.
+    ///
+    /// # Safety
+    /// The memory is as described, and nobody else uses it.
+    pub unsafe fn fill_nan(&self) {
+        if self.check_result("").is_err() || self.check_data("").is_err() || self.touched() == Some(0) {
+            return;
+        }
+        for (i3, i2, i1) in
+            (0..self.n(3)).flat_map(|i3| (0..self.n(2)).flat_map(move |i2| (0..self.n(1)).map(move |i1| (i3, i2, i1))))
+        {
+            // SAFETY: a row of the tensor, of aligned f32.
+            unsafe { std::slice::from_raw_parts_mut(self.row(i1, i2, i3).cast::<f32>(), self.n(0)).fill(f32::NAN) };
+        }
+    }
+
     /// Bytes from the beginning of the tensor that holds the data, its bytes per row, and its rows along dimension 1.
     pub fn origin(&self) -> (usize, usize, usize) {
-        match usize::try_from(self.view.rows) {
-            Ok(rows) if rows > 0 => (self.view.offset, self.view.row_bytes, rows),
-            _ => (0, self.nb[1], self.n(1)),
+        if self.is_view() {
+            return (self.view.offset, self.view.row_bytes, usize::try_from(self.view.rows).unwrap_or(0));
         }
+        (0, self.nb[1], self.n(1))
     }
 
     /// Where the row (i1, i2, i3) begins.
@@ -167,13 +337,23 @@ pub struct Side {
 }
 
 /// Blocks of attention must be groups, and are counted from the beginning of the view.
-fn check_groups(tensor: &Tensor, c: Concrete, name: &str) -> Result<(), String> {
+fn check_groups(tensor: &Tensor, c: Concrete, format: Delta, name: &str) -> Result<(), String> {
     let (offset, row_bytes, rows) = tensor.origin();
     if name != "K" {
         return Err(format!("{} is not for {name}: {}", c.name(), c.family.refusal));
     }
-    if rows == 0 || row_bytes == 0 || (tensor.nb[1] != row_bytes && tensor.n(1) > 1) {
-        return Err(format!("{name} of type {} must be a view of consecutive cells", c.name()));
+    Layout::of(tensor, format)?;
+    let heads = tensor.n(2).saturating_sub(1).saturating_mul(tensor.nb[2]);
+    // All heads are of one cell, and all streams begin at the same one.
+    let heads_end = (offset % row_bytes + format.row_bytes()).saturating_add(heads);
+    let whole_streams = tensor.n(3) <= 1 || tensor.nb[3].is_multiple_of(row_bytes * rows);
+    if (tensor.nb[1] != row_bytes && tensor.n(1) > 1) || heads_end > row_bytes || !whole_streams {
+        return Err(format!(
+            "{name} of type {} must be a view of consecutive cells: it steps by {:?} bytes in a cache of {rows} cells of \
+             {row_bytes} bytes",
+            c.name(),
+            tensor.nb
+        ));
     }
     let cell = offset / row_bytes % rows;
     if !cell.is_multiple_of(GROUP_CELLS) || cell + tensor.n(1) > rows {
@@ -190,6 +370,8 @@ fn check_groups(tensor: &Tensor, c: Concrete, name: &str) -> Result<(), String> 
 impl Side {
     /// `name` is for the message.
     pub fn new(tensor: &Tensor, name: &str) -> Result<Side, String> {
+        tensor.check(name)?;
+        tensor.check_apart(name)?;
         let ne0 = tensor.n(0);
         let (reader, size, domain) = if let Some(c) = tensor.concrete() {
             // A view of the first values of each row is what MLA caches use as V; anything else is not a head.
@@ -202,7 +384,7 @@ impl Side {
             match c.storage() {
                 Storage::Alone(f) => (Reader::Levels(f.into()), c.head_size, f.into()),
                 Storage::Grouped(f) => {
-                    check_groups(tensor, c, name)?;
+                    check_groups(tensor, c, f, name)?;
                     (Reader::Levels(LevelRows::Srft(f.residual())), c.head_size, Domain::Rotated(f.rotation()))
                 }
             }
@@ -349,3 +531,6 @@ impl Side {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

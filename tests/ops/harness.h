@@ -95,3 +95,4 @@ void test_attention();
 void test_mul_mat();
 void test_canary();
 void test_refusal();
+void test_crafted();

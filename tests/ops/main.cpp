@@ -37,6 +37,7 @@ int main(int argc, char ** argv) {
     test_attention();
     test_canary();
     test_refusal();
+    test_crafted();
 
     if (verbose) {
         printf("instruction set: %s\n", ggml_ext_isa());

@@ -30,7 +30,7 @@ use crate::tensor::{Side, Tensor};
 use split::{Rows, Shared, Split, Work};
 use tile::{RowState, Scratch, Tile, TileShape};
 
-pub use scores::{mul_mat, mul_mat_supports};
+pub use scores::{check_mul_mat, mul_mat};
 
 /// FLASH_ATTN_EXT: what `struct ggml_ext_attention` of the C header holds.
 #[repr(C)]
@@ -136,8 +136,12 @@ impl<'a> Attention<'a> {
             "K and V must have the same cells, heads and streams",
         )?;
         want(k.n(2) > 0 && k.n(3) > 0, "there must be a KV head")?;
-        want(q.n(2) % k.n(2) == 0 && q.n(3) % k.n(3) == 0, "query heads must be a multiple of KV heads")?;
-        want(dst.plain() == Some(Plain::F32) && dst.nb[0] == 4, "the result must be f32")?;
+        want(
+            q.n(2) > 0 && q.n(3) > 0 && q.n(2) % k.n(2) == 0 && q.n(3) % k.n(3) == 0,
+            "query heads must be a multiple of KV heads",
+        )?;
+        q.check("the queries")?;
+        dst.check_result("the result")?;
         want(
             dst.n(0) == v.n(0) && dst.n(1) == q.n(2) && dst.n(2) == q.n(1) && dst.n(3) == q.n(3),
             "the result must be [value size, heads, queries, streams]",
@@ -148,14 +152,24 @@ impl<'a> Attention<'a> {
                 m.n(0) >= k.n(1) && m.n(1) >= q.n(1) && m.n(2) > 0 && m.n(3) > 0,
                 "the mask must cover all cells and queries",
             )?;
+            m.check("the mask")?;
         }
         if let Some(s) = sinks {
             want(
                 s.plain() == Some(Plain::F32) && s.nb[0] == 4 && s.n(0) >= q.n(2),
                 "there must be an f32 sink per head",
             )?;
+            s.check("the sinks")?;
         }
         Ok(Attention { op, k: k_side, v: v_side, mask, sinks, group: q.n(2) / k.n(2), kernels })
+    }
+
+    /// Is the memory of all tensors there?
+    pub fn check_data(&self) -> Result<(), String> {
+        let AttentionOp { q, k, v, dst, .. } = self.op;
+        let tensors = [(q, "the queries"), (k, "K"), (v, "V"), (dst, "the result")].map(|(t, name)| (Some(t), name));
+        let others = [(self.mask, "the mask"), (self.sinks, "the sinks")];
+        tensors.iter().chain(&others).try_for_each(|(t, name)| t.map_or(Ok(()), |t| t.check_data(name)))
     }
 
     fn queries(&self) -> usize {

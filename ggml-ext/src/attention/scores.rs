@@ -1,36 +1,53 @@
 //! MUL_MAT with compressed keys: what llama.cpp does where flash attention is off.
 
-use crate::codec::plain::Plain;
 use crate::codec::polar;
 use crate::isa::{kernels, Matrix, Queries, Role, CELLS};
+use crate::rows::refuse;
 use crate::tensor::{Cells, Side, Tensor};
 
 /// Query rows that are multiplied together.
 const ROWS: usize = 16;
 
-/// Can `k` of ours be multiplied by `q`?
-pub fn mul_mat_supports(k: &Tensor, q: &Tensor) -> bool {
-    k.concrete().is_some_and(|c| {
-        let sizes = k.n(0) == c.head_size && q.n(0) == c.head_size && k.nb[0] == c.row_bytes();
-        sizes
-            && Side::new(k, "K").is_ok()
-            && q.is_float()
-            && k.n(2) > 0
-            && k.n(3) > 0
-            && q.n(2).is_multiple_of(k.n(2))
-            && q.n(3).is_multiple_of(k.n(3))
-    })
+/// Can `k` of ours be multiplied by `q`? The message says why not.
+pub fn check_mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor) -> Result<Side, String> {
+    let Some(c) = k.concrete() else { return Err(format!("MUL_MAT of type {}, which is not ours", k.kind)) };
+    let side = Side::new(k, "K")?;
+    let broadcasts = |d: usize| k.n(d) > 0 && q.n(d).is_multiple_of(k.n(d));
+    if k.n(0) != c.head_size || q.n(0) != c.head_size || !q.is_float() || !broadcasts(2) || !broadcasts(3) {
+        return Err(format!(
+            "MUL_MAT of {:?} values of {} by {:?} of type {}: wanted rows of one head, and f32 or f16 for a multiple of heads",
+            k.ne,
+            c.name(),
+            q.ne,
+            q.kind
+        ));
+    }
+    q.check("the second factor of MUL_MAT")?;
+    dst.check_result("the result of MUL_MAT")?;
+    if dst.n(0) != k.n(1) || (1..4).any(|d| dst.n(d) != q.n(d)) {
+        return Err(format!("MUL_MAT of {:?} by {:?} values to {:?}: wanted a score of each", k.ne, q.ne, dst.ne));
+    }
+    Ok(side)
 }
 
 /// The share of a thread of dst[i, j] = k_row(i) . q_row(j).
 ///
 /// # Safety
-/// The tensors hold what their shapes say.
+/// Memory is as described.
 pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usize) -> Result<(), String> {
-    if !mul_mat_supports(k, q) || dst.plain() != Some(Plain::F32) || dst.nb[0] != 4 {
-        return Err("MUL_MAT of shapes or types that were not offered".into());
+    if dst.touched() == Some(0) {
+        return check_mul_mat(k, q, dst).map(drop);
     }
-    let side = Side::new(k, "K")?;
+    let check = || {
+        let side = check_mul_mat(k, q, dst)?;
+        let tensors = [(k, "K"), (q, "the second factor of MUL_MAT"), (dst, "the result of MUL_MAT")];
+        tensors.iter().try_for_each(|(t, name)| t.check_data(name)).map(|()| side)
+    };
+    let side = match check() {
+        Ok(side) => side,
+        // SAFETY: the caller's promise; all threads refuse, and one writes.
+        Err(reason) => return Err(unsafe { refuse(dst, ith, reason) }),
+    };
     let width = side.width;
     let kernels = kernels();
     let groups = width / side.group();

@@ -77,7 +77,7 @@ fn grouped(c: table::Concrete, cells: usize, heads: usize, mut values: Vec<f32>)
         to_float: None,
         view: Default::default(),
     };
-    let layout = Layout::of(&tensor, f);
+    let layout = Layout::of(&tensor, f).unwrap();
     let mut walker = Walker::new(f, kernels());
     for i in 0..cells {
         let cell = if i % 16 == 9 { i - 5 } else { i };
@@ -435,7 +435,14 @@ fn views_of_groups() {
         let view = |c: &Cache| {
             let whole = c.tensor(256, c.unit());
             let offset = first * whole.nb[1];
-            let view = crate::tensor::View { offset, row_bytes: whole.nb[1], rows: 256 };
+            let view = crate::tensor::View {
+                offset,
+                row_bytes: whole.nb[1],
+                rows: 256,
+                data: whole.data,
+                bytes: c.bytes.len(),
+                ..Default::default()
+            };
             // SAFETY: within the cache.
             Tensor { ne: [64, cells as i64, 1, 1], data: unsafe { whole.data.add(offset) }, view, ..whole }
         };

@@ -373,7 +373,13 @@ fn batches_and_threads_do_not_show() {
             nb: [c.row_bytes(), row, row * CELLS * streams, row * CELLS * streams],
             data: bytes.as_mut_ptr(),
             to_float: None,
-            view: crate::tensor::View { offset: 0, row_bytes: row, rows: CELLS as i64 },
+            view: crate::tensor::View {
+                row_bytes: row,
+                rows: CELLS as i64,
+                data: bytes.as_mut_ptr(),
+                bytes: bytes.len(),
+                ..Default::default()
+            },
         };
         for start in (0..n).step_by(batch) {
             let count = batch.min(n - start);

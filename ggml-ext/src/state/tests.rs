@@ -1,7 +1,7 @@
 //! States against damage, against contexts that differ in one thing, and groups that move against a decoder.
 
 use super::*;
-use crate::codec::delta::Kind;
+use crate::codec::delta::{Delta, Kind};
 use crate::isa::tests::Noise;
 use proptest::prelude::*;
 
@@ -336,8 +336,7 @@ fn an_i_frame_of_others_is_replaced() {
         let key = vec![0.5f32; f.size()];
         for head in 0..HEADS {
             let row = bytes.as_mut_ptr().wrapping_add(head * f.row_bytes());
-            let Some(c) = concrete(id) else { panic!("a type of the table") };
-            let layout = layout(c, f, HEADS, Rows { data: bytes.as_mut_ptr(), cells: GROUP_CELLS });
+            let layout = Layout::new(bytes.as_mut_ptr(), HEADS * f.row_bytes(), GROUP_CELLS, f);
             // SAFETY: a row of this test's cache.
             unsafe { Walker::new(f, isa::kernels()).write(layout.place(row).0, &key) };
         }
