@@ -9,8 +9,7 @@
 
 namespace {
 
-constexpr size_t SEED  = 1;
-constexpr float  STDEV = 0.1f;
+constexpr float STDEV = 0.1f; // upstream's
 
 bool has_key(const gguf_context * gguf, const std::string & key) {
     return gguf_find_key(gguf, key.c_str()) >= 0;
@@ -24,9 +23,9 @@ gguf_context_ptr gguf_of(llm_arch arch, bool moe) {
     return res;
 }
 
-llama_model * load(llm_arch arch, bool moe) {
+llama_model * load(llm_arch arch, bool moe, size_t seed) {
     gguf_context_ptr gguf = gguf_of(arch, moe);
-    tensor_data_params weights = { SEED, STDEV };
+    tensor_data_params weights = { seed, STDEV };
     ggml_backend_dev_t none = nullptr;
     llama_model_params params = llama_model_default_params();
     params.progress_callback = silent_model_load_progress;
@@ -53,7 +52,7 @@ std::vector<Fixture> fixtures() {
             fixture.arch     = name;
             fixture.encodes  = arch == LLM_ARCH_T5 || arch == LLM_ARCH_DREAM || arch == LLM_ARCH_LLADA || arch == LLM_ARCH_LLADA_MOE || arch == LLM_ARCH_RND1;
             fixture.one_kind = arch == LLM_ARCH_DEEPSEEK4 || has_key(gguf_of(arch, moe).get(), name + ".attention.key_length_mla");
-            fixture.load     = [=] { return load(arch, moe); };
+            fixture.load     = [=](size_t seed) { return load(arch, moe, seed); };
             res.push_back(std::move(fixture));
         }
     }

@@ -79,10 +79,10 @@ void odd_shapes(const ggml_ext_type * type) {
     check(!Graph::supports(node(ctx, GGML_OP_CPY, GGML_TYPE_F32, { d/2, 8 }, { half, f32_h })), "CPY of a part of a row");
     ggml_tensor * joined = node(ctx, GGML_OP_CONCAT, our, { d, 16 }, { whole, whole });
     check(!Graph::supports(joined), "CONCAT along a row");
-    ggml_set_op_params_i32(joined, 0, 1);
+    joined->op_params[0] = 1;
     check(Graph::supports(joined) == (type->group_cells == 1), "CONCAT along cells, where rows stand alone");
     ggml_tensor * halves = node(ctx, GGML_OP_CONCAT, our, { d, 16 }, { half, half });
-    ggml_set_op_params_i32(halves, 0, 1);
+    halves->op_params[0] = 1;
     check(!Graph::supports(halves), "CONCAT of parts of rows");
     check(!Graph::supports(node(ctx, GGML_OP_CPY, our, { d, 4 }, { q8, whole })), "CPY from q8_0");
     check(!Graph::supports(node(ctx, GGML_OP_CPY, GGML_TYPE_Q8_0, { 32*d, 4 }, { whole, q8 })), "CPY to q8_0");
