@@ -6,15 +6,15 @@
 //
 //     Z[k] = sum_l w_L^(l k2) ( w_N^(l k1) sum_p w_P^(p k1) z[p L + l] )
 //
-// so: a transform of P values inside each lane (P is 1 2 3 4 5 7 8 9), a twiddle, and a radix-2 transform of L values across
+// so: a transform of P values inside each lane (P is 1 to 9), a twiddle, and a radix-2 transform of L values across
 // lanes, log2 L shuffles for each of the P values. Loads are coalesced, no threadgroup memory is touched, and at the
 // end the lane whose reversed bits are k2 holds the P neighbours Z[P k2 ...]. The mirror image Z[N - k], which the
 // unmixing needs, is in the lane with all bits flipped, again one shuffle.
 //
-// | size | 64 | 80 | 96 | 112 | 128 | 192 | 256 | 512 | 576 |
-// |---|---|---|---|---|---|---|---|---|---|
-// | L | 32 | 8 | 16 | 8 | 32 | 32 | 32 | 32 | 32 |
-// | P | 1 | 5 | 3 | 7 | 2 | 3 | 4 | 8 | 9 |
+// | size | 64 | 80 | 96 | 112 | 128 | 192 | 256 | 320 | 384 | 512 | 576 |
+// |---|---|---|---|---|---|---|---|---|---|---|---|
+// | L | 32 | 8 | 16 | 8 | 32 | 32 | 32 | 32 | 32 | 32 | 32 |
+// | P | 1 | 5 | 3 | 7 | 2 | 3 | 4 | 5 | 6 | 8 | 9 |
 //
 // Where L is below 32 the lanes above repeat what the first L do, so that shuffles are uniform.
 
@@ -46,12 +46,14 @@ static inline float2 kv_root(uint size, uint k) {
     const bool beyond = k >= size/2;
     const uint i = beyond ? k - size/2 : k;
     float2 w;
-    if (size == 80) {
-        w = kv_roots_80[i];
-    } else if (size == 112) {
+    if (size == 112) {
         w = kv_roots_112[i];
+    } else if (size == 384) {
+        w = kv_roots_384[i];
     } else if (512 % size == 0) {
         w = kv_roots_512[i*(512/size)];
+    } else if (320 % size == 0) {
+        w = kv_roots_320[i*(320/size)];
     } else {
         w = kv_roots_576[i*(576/size)];
     }
@@ -60,13 +62,16 @@ static inline float2 kv_root(uint size, uint k) {
 
 // The place of a size in tables by head size.
 static inline uint kv_size_index(uint size) {
-    return size == 64 ? 0 : size == 80 ? 1 : size == 96 ? 2 : size == 112 ? 3 : size == 128 ? 4 : size == 192 ? 5 : size == 256 ? 6 : size == 512 ? 7 : 8;
+    return size == 64 ? 0 : size == 80 ? 1 : size == 96 ? 2 : size == 112 ? 3 : size == 128 ? 4 : size == 192 ? 5 : size == 256 ? 6 : size == 512 ? 7 : size == 576 ? 8 : size == 320 ? 9 : 10;
 }
 
 // Whose signs: the rotation's, or those of the two transforms of the projection.
 #define KV_SIGNS_ROTATION 0
 #define KV_SIGNS_FIRST 1
 #define KV_SIGNS_SECOND 2
+
+// Words of the signs of one set.
+#define KV_SIGN_WORDS 86
 
 // The sign of value i.
 static inline float kv_sign(uint size, uint set, uint i) {
@@ -78,8 +83,10 @@ static inline float kv_sign(uint size, uint set, uint i) {
                       : size == 192 ? 16
                       : size == 256 ? 22
                       : size == 512 ? 30
-                                    : 46;
-    return (kv_signs[64*set + word + i/32] >> (i % 32) & 1) != 0 ? -1.0f : 1.0f;
+                      : size == 576 ? 46
+                      : size == 320 ? 64
+                                    : 74;
+    return (kv_signs[KV_SIGN_WORDS*set + word + i/32] >> (i % 32) & 1) != 0 ? -1.0f : 1.0f;
 }
 
 static inline float2 kv_product(float2 a, float2 b) {
@@ -92,6 +99,29 @@ static inline void kv_dft_4(thread float2 & a, thread float2 & b, thread float2 
     b = float2(d0.x + d1.y, d0.y - d1.x);
     c = s0 - s1;
     d = float2(d0.x - d1.y, d0.y + d1.x);
+}
+
+// The transform of an odd number of values: sums and differences of mirrored values against cos and sin.
+static inline void kv_dft_odd(thread float2 * z, uint size, uint count) {
+    float2 result[KV_ROTATION_VALUES];
+    result[0] = z[0];
+    for (uint i = 1; i < count; ++i) {
+        result[0] += z[i];
+    }
+    for (uint j = 1; j <= count/2; ++j) {
+        float2 c = z[0], s = float2(0.0f);
+        for (uint i = 1; i <= count/2; ++i) {
+            const float2 w = kv_root(size, i*j % count*(size/count));
+            c = fma(z[i] + z[count - i], float2(w.x), c);
+            s = fma(z[i] - z[count - i], float2(w.y), s);
+        }
+        // w.y is -sin, so this is c + i s with the signs of e^-i.
+        result[j] = float2(c.x - s.y, c.y + s.x);
+        result[count - j] = float2(c.x + s.y, c.y - s.x);
+    }
+    for (uint i = 0; i < count; ++i) {
+        z[i] = result[i];
+    }
 }
 
 // The transform of the `count` values of a lane, in place.
@@ -124,26 +154,23 @@ static inline void kv_dft(thread float2 * z, uint size, uint count) {
         }
         return;
     }
-    // Odd: sums and differences of mirrored values against cos and sin.
-    float2 result[KV_ROTATION_VALUES];
-    result[0] = z[0];
-    for (uint i = 1; i < count; ++i) {
-        result[0] += z[i];
-    }
-    for (uint j = 1; j <= count/2; ++j) {
-        float2 c = z[0], s = float2(0.0f);
-        for (uint i = 1; i <= count/2; ++i) {
-            const float2 w = kv_root(size, i*j % count*(size/count));
-            c = fma(z[i] + z[count - i], float2(w.x), c);
-            s = fma(z[i] - z[count - i], float2(w.y), s);
+    if (count == 6) {
+        // Good and Thomas: three transforms of pairs, two of threes, and no twiddle between them.
+        float2 sums[3], differences[3];
+        for (uint i = 0; i < 3; ++i) {
+            const float2 a = z[2*i], b = z[(2*i + 3) % 6];
+            sums[i] = a + b;
+            differences[i] = a - b;
         }
-        // w.y is -sin, so this is c + i s with the signs of e^-i.
-        result[j] = float2(c.x - s.y, c.y + s.x);
-        result[count - j] = float2(c.x + s.y, c.y - s.x);
+        kv_dft_odd(sums, size, 3);
+        kv_dft_odd(differences, size, 3);
+        for (uint k = 0; k < 3; ++k) {
+            z[4*k % 6] = sums[k];
+            z[(4*k + 3) % 6] = differences[k];
+        }
+        return;
     }
-    for (uint i = 0; i < count; ++i) {
-        z[i] = result[i];
-    }
+    kv_dft_odd(z, size, count);
 }
 
 // The complex transform: lane l brings z[p] = value p L + l and leaves with z[k1] = value P k2 + k1, k2 being its reversed

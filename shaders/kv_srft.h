@@ -85,7 +85,7 @@ static inline uchar kv_srft_packed(threadgroup const uchar * codes, uint bits, u
 
 // Values of a lane while a row is encoded: a power of two, so that a group is a power of two of lanes.
 static inline uint kv_srft_lane_values(uint size) {
-    return size == 64 ? 2 : size <= 128 ? 4 : size <= 256 ? 8 : size == 512 ? 16 : 32;
+    return size == 64 ? 2 : size <= 128 ? 4 : size <= 256 ? 8 : size <= 512 ? 16 : 32;
 }
 
 #define KV_SRFT_LANE_VALUES 32

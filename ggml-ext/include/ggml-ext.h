@@ -55,8 +55,9 @@ const char * ggml_ext_family_names(void);
 
 // May a context be made with these cache types, for a model of so many layers? `is_ggml_*`: the id is one of ggml's
 // own types. Refuses ids that are nobody's, types on a side they do not serve, specs of layers that the model does not
-// have, and a compressed V without flash attention.
-bool ggml_ext_check_cache(int32_t type_k, bool is_ggml_k, int32_t type_v, bool is_ggml_v, int32_t n_layer,
+// have, and a compressed V without flash attention: `flash_attn_off`, or an architecture (llama.cpp's name, may be NULL)
+// that llama.cpp always computes without.
+bool ggml_ext_check_cache(int32_t type_k, bool is_ggml_k, int32_t type_v, bool is_ggml_v, int32_t n_layer, const char * arch,
                           bool flash_attn_off, char * err, size_t err_size);
 
 // What of a spec changes nothing on a model: layers named that keep no K and V, `swa` where none has a window. Empty for

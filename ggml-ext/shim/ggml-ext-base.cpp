@@ -4,6 +4,7 @@
 
 #include "ggml-impl.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
@@ -210,6 +211,30 @@ size_t ggml_ext_read_floats(const ggml_tensor * t, int64_t first, int64_t n, flo
         ggml_get_type_traits(t->type)->to_float(bytes.data(), dst, n);
     }
     return (size_t) n;
+}
+
+bool ggml_ext_graph_served(ggml_cgraph * graph, const ggml_backend_t * backends, size_t n, char * err, size_t err_size) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); i++) {
+        const ggml_tensor * op = ggml_graph_node(graph, i);
+        if (!ggml_ext_concerns(op) || std::any_of(backends, backends + n, [&](ggml_backend_t b) { return ggml_backend_supports_op(b, op); })) {
+            continue;
+        }
+        // the tensor of ours: an operand, or else the result
+        const ggml_tensor * cache = op;
+        for (const ggml_tensor * src : op->src) {
+            if (src && (uint32_t) src->type >= GGML_TYPE_COUNT) {
+                cache = src;
+                break;
+            }
+        }
+        while (cache->view_src) {
+            cache = cache->view_src;
+        }
+        snprintf(err, err_size, "this model computes %s (%s) with its cache %s, which cache type %s does not serve here: "
+                 "use f16 or one of ggml's own types for it", ggml_op_name(op->op), op->name, cache->name, ggml_type_name(cache->type));
+        return false;
+    }
+    return true;
 }
 
 void ggml_ext_cache_mix_of(const ggml_tensor * const * layers, int n, char * text, size_t size) {

@@ -262,11 +262,13 @@ ggml_backend_buffer_type_t ggml_ext_cpu_buffer_type(void) {
 }
 
 bool ggml_ext_cpu_supports_op(const ggml_tensor * op) {
-    if (op->op == GGML_OP_LIGHTNING_INDEXER) {
-        // ggml's own code, through to_float: K rows only, each the row of one head
-        const ggml_tensor * k = op->src[1];
-        return ggml_ext_is_concrete(k->type) && ggml_get_type_traits(k->type)->to_float && k->ne[0] == ggml_blck_size(k->type) && !ggml_ext_is_ours(op->type) &&
-               !ggml_ext_is_ours(op->src[0]->type) && !ggml_ext_is_ours(op->src[2]->type);
+    if (op->op == GGML_OP_CONCAT) {
+        // ggml's own code, which copies rows as they are: whole ones that mean something by themselves
+        const auto whole = [&](const ggml_tensor * src) {
+            return src->type == op->type && src->ne[0] % ggml_blck_size(src->type) == 0 && ggml_is_contiguous_rows(src);
+        };
+        return ggml_ext_is_ours(op->type) && ggml_get_type_traits(op->type)->to_float && ggml_get_op_params_i32(op, 0) > 0 &&
+               whole(op->src[0]) && whole(op->src[1]);
     }
     if (!serves(op)) {
         return false;

@@ -56,6 +56,9 @@ void ggml_ext_warn_of_idle_parts(enum ggml_type type, char side, const uint8_t *
 // Values of a small tensor of the model, wherever it lies: how many were read, 0 where it has none to read.
 size_t ggml_ext_read_floats(const struct ggml_tensor * t, int64_t first, int64_t n, float * dst);
 
+// Is there for every op of a graph that computes with our types a backend that serves it? The scheduler aborts where not.
+bool ggml_ext_graph_served(struct ggml_cgraph * graph, const ggml_backend_t * backends, size_t n, char * err, size_t err_size);
+
 // What the log says of one side of a cache: "srft4 x28 + f16 x2, 5.27 bits/value", or ggml's name of the type alone.
 void ggml_ext_cache_mix_of(const struct ggml_tensor * const * layers, int n, char * text, size_t size);
 
@@ -168,8 +171,9 @@ template <typename Layers> bool ggml_ext_cache_whole_rows(ggml_type type, const 
 }
 
 // ggml_ext_check_cache as llama_init_from_model wants it: empty, or why not.
-template <typename Hparams>
-std::string ggml_ext_check_context(ggml_type type_k, ggml_type type_v, const Hparams & hparams, bool flash_attn_off) {
+template <typename Model>
+std::string ggml_ext_check_context(ggml_type type_k, ggml_type type_v, const Model & model, bool flash_attn_off) {
+    const auto & hparams = model.hparams;
     std::vector<uint8_t> layers(hparams.n_layer());
     // recurrent layers keep no K and V, except where all are: then each has attention beside it, or none has
     bool all_recurrent = true;
@@ -185,12 +189,26 @@ std::string ggml_ext_check_context(ggml_type type_k, ggml_type type_v, const Hpa
     char err[1024];
     const bool ok = ggml_ext_check_cache((int32_t) type_k, (uint32_t) type_k < GGML_TYPE_COUNT,
                                          (int32_t) type_v, (uint32_t) type_v < GGML_TYPE_COUNT,
-                                         n_layer, flash_attn_off, err, sizeof(err));
+                                         n_layer, model.arch_name().c_str(), flash_attn_off, err, sizeof(err));
     if (!ok) {
         return err;
     }
     ggml_ext_warn_of_idle_parts(type_k, 'K', layers.data(), n_layer);
     ggml_ext_warn_of_idle_parts(type_v, 'V', layers.data(), n_layer);
     return "";
+}
+
+// ggml_ext_graph_served as llama_context wants it when it reserves a graph: it throws.
+inline void ggml_ext_check_graph(ggml_cgraph * graph, const std::vector<ggml_backend_t> & backends) {
+    char err[1024];
+    if (!ggml_ext_graph_served(graph, backends.data(), backends.size(), err, sizeof(err))) {
+        throw std::runtime_error(err);
+    }
+}
+
+// The type of an indexer's cache beside attention's of this type: it holds no K or V, and what models do with its rows is
+// not what our types serve.
+inline ggml_type ggml_ext_indexer_type(ggml_type type_k) {
+    return (uint32_t) type_k < GGML_TYPE_COUNT ? type_k : GGML_TYPE_F16;
 }
 #endif

@@ -253,8 +253,17 @@ impl Asked {
     }
 }
 
+/// Why llama.cpp computes an architecture's attention without flash attention, whatever was asked for.
+fn no_flash_attention(arch: &str) -> Option<&'static str> {
+    match arch {
+        "grok" => Some("which llama.cpp turns off for grok"),
+        "t5" => Some("which has no room for the bias that t5 adds to its scores"),
+        _ => None,
+    }
+}
+
 /// # Safety
-/// `err` has room for `err_size` bytes.
+/// `arch` is null or ends with a zero; `err` has room for `err_size` bytes.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_check_cache(
     type_k: i32,
@@ -262,16 +271,26 @@ pub unsafe extern "C" fn ggml_ext_check_cache(
     type_v: i32,
     is_ggml_v: bool,
     n_layer: i32,
+    arch: *const c_char,
     flash_attn_off: bool,
     err: *mut c_char,
     err_size: usize,
 ) -> bool {
+    let arch = match arch.is_null() {
+        true => "",
+        // SAFETY: the caller's promise.
+        false => unsafe { CStr::from_ptr(arch) }.to_str().unwrap_or_default(),
+    };
     let check = || {
         let n_layer = usize::try_from(n_layer).unwrap_or(0);
         Asked::new(type_k, is_ggml_k, Side::K)?.check(Side::K, n_layer)?;
         let v = Asked::new(type_v, is_ggml_v, Side::V)?;
         v.check(Side::V, n_layer)?;
         match v.compressed() {
+            Some(name) if no_flash_attention(arch).is_some() => Err(format!(
+                "V cache type {name} needs flash attention, {}: use f16, bf16 or f32 for V; K may keep its type",
+                no_flash_attention(arch).unwrap_or_default()
+            )),
             Some(name) if flash_attn_off => Err(format!(
                 "V cache type {name} needs flash attention: turn it on (-fa on), or use f16, bf16 or f32 for V"
             )),
@@ -1032,7 +1051,9 @@ mod tests {
         type Call<'a> = (&'a str, &'a dyn Fn(*mut c_char, usize) -> bool);
         let calls: [Call; 8] = [
             ("parse", &|err, n| unsafe { ggml_ext_type_parse(c"srft4".as_ptr(), err, n) >= 0 }),
-            ("check_cache", &|err, n| unsafe { ggml_ext_check_cache(id, false, id, false, 2, false, err, n) }),
+            ("check_cache", &|err, n| unsafe {
+                ggml_ext_check_cache(id, false, id, false, 2, null.cast(), false, err, n)
+            }),
             ("idle_parts", &|err, n| unsafe {
                 ggml_ext_idle_parts(spec, b"aa".as_ptr(), 2, err, n);
                 true

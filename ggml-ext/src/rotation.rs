@@ -5,8 +5,8 @@
 //! of them, so that a group looks like Gaussian noise and one table fits all models. Scores do not change
 //! (q.k = Rq.Rk), and a weighted sum of values is rotated back once.
 //!
-//! Why Fourier and not Hadamard: it exists at every head size, not at powers of two alone (80, 96, 112, 192, 576 are
-//! in use), costs the same O(d log d), and mixes as well.
+//! Why Fourier and not Hadamard: it exists at every head size, not at powers of two alone (80, 96, 112, 192, 320, 576
+//! are in use), costs the same O(d log d), and mixes as well.
 //!
 //! For x of length n = 2N with signs s, X_k = sum_j s_j x_j e^(-2 pi i j k / n), the packed result is
 //!
@@ -29,8 +29,8 @@
 
 use std::sync::OnceLock;
 
-/// The head sizes that have a rotation. The position in this list is the low half of a type id: never reorder.
-pub const HEAD_SIZES: [usize; 9] = [64, 80, 96, 112, 128, 192, 256, 512, 576];
+/// The head sizes that have a rotation. The position in this list is the low half of a type id: never reorder, only append.
+pub const HEAD_SIZES: [usize; 11] = [64, 80, 96, 112, 128, 192, 256, 512, 576, 320, 384];
 
 /// The largest of [`HEAD_SIZES`].
 pub const MAX_HEAD: usize = 576;
@@ -74,7 +74,7 @@ fn unit(k: usize, n: usize) -> (f32, f32) {
 /// more so that it can be mirrored.
 macro_rules! for_size {
     ($size:expr, $SIZE:ident, $N:ident, $ROOM:ident => $body:expr) => {
-        for_size!(@ $size, $SIZE, $N, $ROOM, $body, 64 80 96 112 128 192 256 512)
+        for_size!(@ $size, $SIZE, $N, $ROOM, $body, 64 80 96 112 128 192 256 320 384 512)
     };
     (@ $size:expr, $SIZE:ident, $N:ident, $ROOM:ident, $body:expr, $($n:literal)*) => {
         match $size {
@@ -230,6 +230,8 @@ impl Rotation {
             64 => stages!(0: 4 16 1, 1: 4 4 4, 2: 4 1 16),
             96 => stages!(0: 4 24 1, 1: 4 6 4, 2: 2 3 16, 3: 3 1 32),
             128 => stages!(0: 4 32 1, 1: 4 8 4, 2: 4 2 16, 3: 2 1 64),
+            160 => stages!(0: 4 40 1, 1: 4 10 4, 2: 2 5 16, 3: 5 1 32),
+            192 => stages!(0: 4 48 1, 1: 4 12 4, 2: 4 3 16, 3: 3 1 64),
             256 => stages!(0: 4 64 1, 1: 4 16 4, 2: 4 4 16, 3: 4 1 64),
             _ => stages!(0: 4 72 1, 1: 4 18 4, 2: 2 9 16, 3: 3 3 32, 4: 3 1 96),
         }
@@ -247,6 +249,8 @@ fn stage_list(size: usize) -> &'static [(usize, usize, usize)] {
         128 => &[(4, 16, 1), (4, 4, 4), (4, 1, 16)],
         192 => &[(4, 24, 1), (4, 6, 4), (2, 3, 16), (3, 1, 32)],
         256 => &[(4, 32, 1), (4, 8, 4), (4, 2, 16), (2, 1, 64)],
+        320 => &[(4, 40, 1), (4, 10, 4), (2, 5, 16), (5, 1, 32)],
+        384 => &[(4, 48, 1), (4, 12, 4), (4, 3, 16), (3, 1, 64)],
         512 => &[(4, 64, 1), (4, 16, 4), (4, 4, 16), (4, 1, 64)],
         _ => &[(4, 72, 1), (4, 18, 4), (2, 9, 16), (3, 3, 32), (3, 1, 96)],
     }
@@ -459,7 +463,7 @@ pub(crate) mod tests {
         }
     }
 
-    const PROJECTION_1: [[&str; 2]; 9] = [
+    const PROJECTION_1: [[&str; 2]; 11] = [
         ["5416d21bba652935", "6785e4c66a9c57be"],
         ["45d4df4049487441", "9443e2fd18785496"],
         ["2ce9a363019b7149", "32633cd133813bdb"],
@@ -469,9 +473,11 @@ pub(crate) mod tests {
         ["6ebbc661c14c773d", "edd2d9346803098b"],
         ["0f60e621738a0a1d", "c8264ff84b885ec4"],
         ["d578126bbccfde78", "1c989155300822db"],
+        ["d92165152f380db6", "5333bfccdf5e8a19"],
+        ["316a495a40b41ed1", "310f4b865e6a875c"],
     ];
 
-    const VERSION_1: [&str; 9] = [
+    const VERSION_1: [&str; 11] = [
         "54a8f85e07b03fd1",
         "4461871fef276807",
         "b45bad8bcf7880bd",
@@ -481,5 +487,7 @@ pub(crate) mod tests {
         "989acd3d349ac635",
         "ebcdcdc2947f9847",
         "b9943dcefe9e22af",
+        "5adf3556ef3501b3",
+        "16b4727e15d4f6f6",
     ];
 }

@@ -202,9 +202,10 @@ impl Family {
         HEAD_SIZES.contains(&head_size).then_some(Concrete { family: self, head_size })
     }
 
-    /// The head sizes that it serves.
+    /// The head sizes that it serves, smallest first.
     pub fn head_sizes(&self) -> &'static [usize] {
-        &HEAD_SIZES
+        static SIZES: [usize; HEAD_SIZES.len()] = sorted(HEAD_SIZES);
+        &SIZES
     }
 }
 
@@ -270,9 +271,25 @@ impl Concrete {
     }
 }
 
+/// The same sizes, smallest first.
+const fn sorted<const N: usize>(mut sizes: [usize; N]) -> [usize; N] {
+    let mut end = N;
+    while end > 1 {
+        let mut i = 1;
+        while i < end {
+            if sizes[i - 1] > sizes[i] {
+                (sizes[i - 1], sizes[i]) = (sizes[i], sizes[i - 1]);
+            }
+            i += 1;
+        }
+        end -= 1;
+    }
+    sizes
+}
+
 /// All concrete types, in the order of their ids.
 pub fn concrete() -> impl Iterator<Item = Concrete> {
-    families().iter().flat_map(|family| family.head_sizes().iter().filter_map(|&size| family.at(size)))
+    families().iter().flat_map(|family| HEAD_SIZES.iter().filter_map(|&size| family.at(size)))
 }
 
 /// What an id stands for.
@@ -335,6 +352,9 @@ mod tests {
         assert_eq!(id("turbo4"), 271);
         assert_eq!(id("turbo3_80"), 273);
         assert_eq!(id("qjl1_576"), 296);
+        assert_eq!(id("srft8_320"), 137);
+        assert_eq!(id("srft4_384"), 154);
+        assert_eq!(id("qjl1_384"), 298);
     }
 
     #[test]
@@ -350,7 +370,7 @@ mod tests {
 
     #[test]
     fn unknown_ids_and_names_are_nobodys() {
-        for id in [i32::MIN, -1, 0, 43, 127, 128 + 9, 128 + 14, 128 + 16 * 200, i32::MAX] {
+        for id in [i32::MIN, -1, 0, 43, 127, 128 + 11, 128 + 14, 128 + 16 * 200, i32::MAX] {
             assert_eq!(by_id(id), None, "{id}");
         }
         for name in ["", "srft", "srft4_", "srft4_65", "srft5_64", "_64", "q4_0"] {
@@ -370,6 +390,8 @@ mod tests {
             ("delta3_128", 3.75),
             ("delta4_576", 4.75),
             ("delta4_80", 5.4),
+            ("delta4_320", 4.75),
+            ("delta3_384", 3.75),
             ("polar4_128", 3.875),
             ("polar3_128", 3.375),
             ("turbo4_128", 4.25),

@@ -81,11 +81,12 @@ void pairs() {
     const int n_kvs[] = { 31, 64, 256, 300, 1, 65 };
     int turn = 0;
 
-    for (int d : { 80, 256, 512 }) {
+    for (int d : { 80, 256, 320, 384, 512 }) {
+        const bool mixed = !quick && d != 320 && d != 384;
         std::vector<std::pair<std::string, std::string>> names;
         for (const Family & a : families()) {
             for (const Family & b : families()) {
-                if (a.serves_k && b.serves_v && (a.name == b.name || !quick)) {
+                if (a.serves_k && b.serves_v && (a.name == b.name || mixed)) {
                     names.emplace_back(a.name, b.name);
                 }
             }

@@ -77,6 +77,13 @@ void odd_shapes(const ggml_ext_type * type) {
     check(!Graph::supports(node(ctx, GGML_OP_GET_ROWS, GGML_TYPE_F32, { d/2, 4 }, { half, i32 })), "GET_ROWS of a part of a row");
     check(!Graph::supports(node(ctx, GGML_OP_GET_ROWS, GGML_TYPE_F16, { d, 4 }, { whole, i32 })), "GET_ROWS to f16");
     check(!Graph::supports(node(ctx, GGML_OP_CPY, GGML_TYPE_F32, { d/2, 8 }, { half, f32_h })), "CPY of a part of a row");
+    ggml_tensor * joined = node(ctx, GGML_OP_CONCAT, our, { d, 16 }, { whole, whole });
+    check(!Graph::supports(joined), "CONCAT along a row");
+    joined->op_params[0] = 1;
+    check(Graph::supports(joined) == (type->group_cells == 1), "CONCAT along cells, where rows stand alone");
+    ggml_tensor * halves = node(ctx, GGML_OP_CONCAT, our, { d, 16 }, { half, half });
+    halves->op_params[0] = 1;
+    check(!Graph::supports(halves), "CONCAT of parts of rows");
     check(!Graph::supports(node(ctx, GGML_OP_CPY, our, { d, 4 }, { q8, whole })), "CPY from q8_0");
     check(!Graph::supports(node(ctx, GGML_OP_CPY, GGML_TYPE_Q8_0, { 32*d, 4 }, { whole, q8 })), "CPY to q8_0");
     check(!Graph::supports(node(ctx, GGML_OP_CPY, our, { d, 3 }, { f32, whole })), "CPY of another size");

@@ -1,4 +1,4 @@
-// SET_ROWS, GET_ROWS, CPY, DUP and CONT against the reference format: bytes in, values out, nothing else touched.
+// SET_ROWS, GET_ROWS, CPY, DUP, CONT and CONCAT against the reference format: bytes in, values out, nothing else touched.
 
 #include "harness.h"
 
@@ -165,6 +165,44 @@ void copies(const ggml_ext_type * type, ggml_type other) {
     check(same_bits(get_floats(back_t), permuted(floats, d)), "CPY from a permuted view of ours");
 }
 
+// The cells of two caches behind one another, each a view of its first cells, in two streams, as DeepSeek-V4 has it.
+void joined(const ggml_ext_type * type) {
+    if (!begin_case(std::string("joined ") + type->name)) {
+        return;
+    }
+    const ggml_type our = (ggml_type) type->id;
+    Rng rng(seed_of(type->name) + 1);
+
+    const int64_t d = type->head_size, n_head = 2, n_stream = 2, n_cells = 9, n[] = { 5, 3 };
+    const size_t  cell = n_head*type->row_bytes;
+    Graph g;
+    ggml_tensor *        caches[2];
+    ggml_tensor *        views[2];
+    std::vector<uint8_t> bytes[2];
+    for (int i = 0; i < 2; i++) {
+        caches[i] = ggml_new_tensor_3d(g.ctx(), our, d*n_head, n_cells, n_stream);
+        views[i]  = ggml_view_4d(g.ctx(), caches[i], d, n_head, n[i], n_stream, type->row_bytes, cell, n_cells*cell, 0);
+        bytes[i]  = noise(rng, n_stream*n_cells*cell);
+    }
+    ggml_tensor * all = ggml_concat(g.ctx(), views[0], views[1], 2);
+    g.add(all);
+    check(!Graph::supports(ggml_concat(g.ctx(), views[0], views[0], 0)), "rows are not joined end to end");
+    g.allocate(0xff);
+    set_bytes(caches[0], bytes[0]);
+    set_bytes(caches[1], bytes[1]);
+    if (!g.compute()) {
+        return;
+    }
+    std::vector<uint8_t> wanted;
+    for (int64_t s = 0; s < n_stream; s++) {
+        for (int i = 0; i < 2; i++) {
+            const auto first = bytes[i].begin() + s*n_cells*cell;
+            wanted.insert(wanted.end(), first, first + n[i]*cell);
+        }
+    }
+    check(get_bytes(all) == wanted, "CONCAT moves whole rows");
+}
+
 // Encoding takes anything; what was finite stays finite.
 void strange_values(const ggml_ext_type * type) {
     if (!begin_case(std::string("strange values ") + type->name)) {
@@ -208,5 +246,6 @@ void test_rows() {
             }
             copies(type, src);
         }
+        joined(type);
     }
 }

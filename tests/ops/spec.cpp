@@ -34,12 +34,12 @@ std::string layer_type(const char * text, int index, int head_size = 64, bool sl
 }
 
 // Empty, or why a context is refused.
-std::string refusal(const char * k, const char * v, bool flash_attn_off = false) {
+std::string refusal(const char * k, const char * v, bool flash_attn_off = false, const char * arch = nullptr) {
     char err[1024] = "";
     const int32_t id_k = parse(k);
     const int32_t id_v = parse(v);
     const bool ok = ggml_ext_check_cache(id_k, id_k < GGML_TYPE_COUNT, id_v, id_v < GGML_TYPE_COUNT, N_LAYER,
-                                         flash_attn_off, err, sizeof(err));
+                                         arch, flash_attn_off, err, sizeof(err));
     return ok ? "" : err;
 }
 
@@ -171,6 +171,12 @@ void refusals() {
         check(layer_type("f16,3=srft4", 4, 72) == "f16", "(a layer beside it)");
         check(has(refusal("f16", "f16,0=q8_0", /*flash_attn_off =*/ true), "flash"), "a quantized V without flash attention");
         check(refusal("srft4,0=q8_0", "f16", /*flash_attn_off =*/ true).empty(), "(K alone)");
+        for (const char * arch : { "grok", "t5" }) {
+            const std::string why = refusal("srft4", "srft4", /*flash_attn_off =*/ true, arch);
+            check(has(why, arch) && has(why, "f16") && !has(why, "-fa on"), "flash attention that cannot be had: " + why);
+            check(refusal("srft4", "f16", /*flash_attn_off =*/ true, arch).empty(), "(K alone)");
+        }
+        check(has(refusal("srft4", "srft4", /*flash_attn_off =*/ true, "llama"), "-fa on"), "where it can be had");
         const auto idle = [](const char * spec, const char * layers) {
             char text[1024] = "stale";
             ggml_ext_idle_parts(parse(spec), (const uint8_t *) layers, (int32_t) strlen(layers), text, sizeof(text));

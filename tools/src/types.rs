@@ -61,8 +61,9 @@ pub fn as_text() -> String {
     let mut sizes: Vec<String> = Vec::new();
     for f in families() {
         let bits = f.types.iter().find(|t| t.head_size == 128).map_or("-".into(), |t| format!("{:.3}", t.bits));
-        let ids = match (f.types.first(), f.types.last()) {
-            (Some(a), Some(b)) => format!("{}-{}", a.id, b.id),
+        // Sizes came in another order than they have.
+        let ids = match (f.types.iter().map(|t| t.id).min(), f.types.iter().map(|t| t.id).max()) {
+            (Some(first), Some(last)) => format!("{first}-{last}"),
             _ => "-".into(),
         };
         let sides = [(f.k, "K"), (f.v, "V")].iter().filter(|s| s.0).map(|s| s.1).collect::<Vec<_>>().join(" ");

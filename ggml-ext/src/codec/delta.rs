@@ -226,6 +226,8 @@ impl Delta {
                     }
                     3 => gather::<3>(first, stride, rows, &mut stored),
                     4 => gather::<4>(first, stride, rows, &mut stored),
+                    5 => gather::<5>(first, stride, rows, &mut stored),
+                    6 => gather::<6>(first, stride, rows, &mut stored),
                     8 => gather::<8>(first, stride, rows, &mut stored),
                     _ => gather::<9>(first, stride, rows, &mut stored),
                 }

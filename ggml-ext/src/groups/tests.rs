@@ -434,5 +434,7 @@ fn sizes_are_the_published_ones() {
     assert_eq!(bytes(3, 128), 60);
     assert_eq!(bytes(4, 80), 54);
     assert_eq!(bytes(3, 576), 270);
+    assert_eq!(bytes(4, 320), 190);
+    assert_eq!(bytes(4, 384), 228);
     assert_eq!(Delta::new(2, 64), None);
 }

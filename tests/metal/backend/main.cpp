@@ -199,6 +199,8 @@ void other_sizes() {
         run(make("turbo4", "turbo3", 112, n_q, 40));
         run(make("delta4", "srft3", 96, n_q, 130));
         run(make("turbo3", "turbo4", 512, n_q, 33));
+        run(make("srft4", "turbo3", 320, n_q, 40));
+        run(make("delta4", "polar4", 384, n_q, 70));
     }
 }
 

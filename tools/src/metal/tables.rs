@@ -1,6 +1,6 @@
 //! `shaders/kv_tables.h`: the numbers of the rotation, from the definition in `ggml_ext::rotation`.
 //!
-//! Roots of unity are kept for four sizes; the others divide one of them.
+//! Roots of unity are kept for five sizes; the others divide one of them.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use ggml_ext::rotation::{Rotation, HEAD_SIZES};
 use super::compile::shaders;
 
 /// Sizes whose roots are written down.
-const ROOTS: [usize; 4] = [80, 112, 512, 576];
+const ROOTS: [usize; 5] = [112, 320, 384, 512, 576];
 
 pub fn path() -> PathBuf {
     shaders().join("kv_tables.h")

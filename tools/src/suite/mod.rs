@@ -1,5 +1,6 @@
 //! `cargo kv test`: everything that proves the project, in parts.
 
+mod archs;
 mod counts;
 mod life;
 mod metal;
@@ -45,6 +46,8 @@ pub enum Part {
     Rust,
     /// Against ggml's own ops
     Ops,
+    /// Every architecture that llama.cpp has a fixture for
+    Archs,
     /// A real model in the real tools
     Model,
     /// NEON in emulation
@@ -150,6 +153,7 @@ pub fn test(options: &Options) -> Result<ExitCode> {
         let ran = match part {
             Part::Rust => rust::run(options, &mut tally),
             Part::Ops => ops::run(options, &mut tally),
+            Part::Archs => archs::run(options, &mut tally),
             Part::Model => model::run(options, &mut tally),
             Part::Metal => metal::run(options, &mut tally),
             // Two more builds of llama.cpp.

@@ -1,0 +1,396 @@
+// kv-test-archs: every architecture of llama.cpp's test-llama-archs with caches of our types.
+//
+// A life is a prompt, tokens one by one, a shift of the context, a state of all sequences and one of a single sequence. A
+// context with our types lives it beside one with an f32 cache and two with q8_0 and q4_0: the logits may be as far off as
+// upstream's types of as many bits are, by a factor and a floor, and a restored context goes on as the one that was saved.
+// What llama.cpp cannot do with a type must be refused when the context is made, with the reason; nothing may abort.
+
+#include "fixtures.h"
+
+#include "ggml-backend.h"
+#include "ggml-ext.h"
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#ifndef _WIN32
+#    include <unistd.h>
+#endif
+
+namespace {
+
+bool quick = false;  // --quick: three streams and two pairs
+bool soak  = false;  // --soak: more models of each architecture
+bool verbose = false;
+
+int passed = 0, failed = 0;
+std::map<std::string, int64_t> counts;
+char case_name[256];
+
+std::string log_text;
+std::mutex  log_mutex;
+
+void take_down(ggml_log_level level, const char * text, void *) {
+    const std::lock_guard<std::mutex> lock(log_mutex);
+    if (level == GGML_LOG_LEVEL_ERROR || level == GGML_LOG_LEVEL_WARN) {
+        log_text += text;
+    }
+}
+
+std::string take_log() {
+    const std::lock_guard<std::mutex> lock(log_mutex);
+    std::string res;
+    std::swap(res, log_text);
+    return res;
+}
+
+void begin_case(const std::string & name) {
+    snprintf(case_name, sizeof(case_name), "%s", name.c_str());
+    if (verbose) {
+        printf("      %s\n", case_name);
+        fflush(stdout);
+    }
+}
+
+void check(bool ok, const std::string & what) {
+    (ok ? passed : failed)++;
+    if (!ok) {
+        printf("FAIL  archs: %s: %s\n", case_name, what.c_str());
+        fflush(stdout);
+    }
+}
+
+void check_below(double value, double bound, const std::string & what) {
+    char text[80];
+    snprintf(text, sizeof(text), " is %.3g, wanted at most %.3g", value, bound);
+    if (verbose) {
+        printf("      %s: %s%s\n", case_name, what.c_str(), text);
+    }
+    check(value <= bound, what + text); // NaN fails
+}
+
+// An abort ends the program: the suite then sees no counts, and this says where it was.
+void say_where(int) {
+#ifndef _WIN32
+    const char text[] = "FAIL  archs: aborted in ";
+    (void) !write(1, text, sizeof(text) - 1);
+    (void) !write(1, case_name, strlen(case_name));
+    (void) !write(1, "\n", 1);
+#endif
+    std::signal(SIGABRT, SIG_DFL);
+    std::abort();
+}
+
+struct Types {
+    const char * k;
+    const char * v;
+    bool         flash_attn;
+    const char * like;  // upstream's type of as many bits
+
+    std::string name() const { return std::string(k) + "/" + v + (flash_attn ? "" : " without flash attention"); }
+    bool        grouped() const { return strncmp(k, "delta", 5) == 0; }
+};
+
+const Types OURS[] = {
+    { "srft8",  "srft8", true,  "q8_0" },
+    { "srft4",  "srft4", true,  "q4_0" },
+    { "delta4", "srft4", true,  "q4_0" },
+    { "srft4",  "f16",   false, "q4_0" },
+    { "delta4", "f16",   false, "q4_0" },
+};
+
+const Types EXACT = { "f32", "f32", false, nullptr };
+
+using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
+
+Context new_context(llama_model * model, const Types & types, uint32_t n_stream) {
+    const auto type = [](const char * name) {
+        return strcmp(name, "f32") == 0 ? GGML_TYPE_F32 : (ggml_type) ggml_ext_type_from_name(name);
+    };
+    llama_context_params p = llama_context_default_params();
+    p.n_ctx           = 256*n_stream;
+    p.n_batch         = 256;
+    p.n_ubatch        = 256;
+    p.n_seq_max       = n_stream;
+    p.kv_unified      = false;
+    p.n_threads       = 1;
+    p.n_threads_batch = 1;
+    p.type_k          = type(types.k);
+    p.type_v          = type(types.v);
+    p.flash_attn_type = types.flash_attn ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    p.no_perf         = true;
+    take_log();
+    return Context(llama_init_from_model(model, p), llama_free);
+}
+
+// What a context is asked to do, and the logits that it gave.
+class Life {
+  public:
+    Life(const Fixture & fixture, llama_model * model, const Types & types, uint32_t n_stream)
+        : fixture(fixture), n_stream(n_stream), n_vocab(llama_vocab_n_tokens(llama_model_get_vocab(model))),
+          ctx(new_context(model, types, n_stream)), next(n_stream, 0) {}
+
+    explicit operator bool() const { return ctx != nullptr; }
+
+    bool has_memory() const { return llama_get_memory(ctx.get()) != nullptr; }
+
+    // `n` more tokens of each sequence in one batch; all their logits, empty where decoding failed
+    std::vector<float> append(int n) {
+        std::vector<float> res;
+        llama_batch batch = llama_batch_init((int32_t) n_stream*n, 0, 1);
+        for (uint32_t s = 0; s < n_stream; s++) {
+            for (int i = 0; i < n; i++) {
+                const int at = batch.n_tokens++;
+                batch.token[at]     = (llama_token) ((next[s]*7 + next[s]/5*31 + (llama_pos) s*17 + 3) % 128);
+                batch.pos[at]       = next[s]++;
+                batch.n_seq_id[at]  = 1;
+                batch.seq_id[at][0] = (llama_seq_id) s;
+                batch.logits[at]    = true;
+            }
+        }
+        const bool ok = (!fixture.encodes || llama_encode(ctx.get(), batch) == 0) && llama_decode(ctx.get(), batch) == 0;
+        for (int i = 0; ok && i < batch.n_tokens; i++) {
+            const float * logits = llama_get_logits_ith(ctx.get(), i);
+            res.insert(res.end(), logits, logits + n_vocab);
+        }
+        counts["tokens decoded"] += batch.n_tokens;
+        llama_batch_free(batch);
+        return res;
+    }
+
+    // Drops the tokens after the first four of each sequence and moves the others up; false where the memory cannot.
+    bool shift() {
+        llama_memory_t memory = llama_get_memory(ctx.get());
+        if (!llama_memory_can_shift(memory)) {
+            return false;
+        }
+        for (uint32_t s = 0; s < n_stream; s++) {
+            if (!llama_memory_seq_rm(memory, (llama_seq_id) s, 4, 4 + SHIFT)) {
+                return false;
+            }
+            llama_memory_seq_add(memory, (llama_seq_id) s, 4 + SHIFT, -1, -SHIFT);
+            next[s] -= SHIFT;
+        }
+        return true;
+    }
+
+    std::vector<uint8_t> save() const {
+        std::vector<uint8_t> res(llama_state_get_size(ctx.get()));
+        res.resize(llama_state_get_data(ctx.get(), res.data(), res.size()));
+        return res;
+    }
+
+    std::vector<uint8_t> save(llama_seq_id seq) const {
+        std::vector<uint8_t> res(llama_state_seq_get_size(ctx.get(), seq));
+        res.resize(llama_state_seq_get_data(ctx.get(), res.data(), res.size(), seq));
+        return res;
+    }
+
+    // With the positions that its sequences had reached when it was saved.
+    bool restore(const std::vector<uint8_t> & state, const std::vector<llama_pos> & positions) {
+        next = positions;
+        return llama_state_set_data(ctx.get(), state.data(), state.size()) == state.size();
+    }
+
+    bool restore(const std::vector<uint8_t> & state, llama_seq_id seq) {
+        return llama_state_seq_set_data(ctx.get(), state.data(), state.size(), seq) == state.size();
+    }
+
+    llama_seq_id last_seq() const { return (llama_seq_id) n_stream - 1; }
+
+    const std::vector<llama_pos> & positions() const { return next; }
+
+    bool forget(llama_seq_id seq) { return llama_memory_seq_rm(llama_get_memory(ctx.get()), seq, -1, -1); }
+
+  private:
+    static constexpr llama_pos SHIFT = 8;
+
+    const Fixture &        fixture;
+    uint32_t               n_stream;
+    int                    n_vocab;
+    Context                ctx;
+    std::vector<llama_pos> next;
+};
+
+// The logits of what all contexts of a fixture do.
+struct Record {
+    std::vector<float> prompt, tokens, shifted;  // the last empty where the memory cannot shift
+};
+
+constexpr int PROMPT = 70, TOKENS = 2;
+
+Record live(Life & life) {
+    Record res;
+    res.prompt = life.append(PROMPT);
+    for (int i = 0; i < TOKENS; i++) {
+        const auto logits = life.append(1);
+        res.tokens.insert(res.tokens.end(), logits.begin(), logits.end());
+    }
+    if (life.has_memory() && life.shift()) {
+        res.shifted = life.append(1);
+    }
+    counts["contexts"]++;
+    return res;
+}
+
+double nmse(const std::vector<float> & wanted, const std::vector<float> & found) {
+    return wanted.empty() || wanted.size() != found.size() ? NAN : nmse_of(wanted, found);
+}
+
+// Why a context cannot be had, as its log must say: the beginning of a sentence, empty where it must be made.
+std::string refusal_of(const Fixture & fixture, const Types & types) {
+    const bool v_compressed = strcmp(types.v, "f16") != 0;
+    if (fixture.one_kind && strcmp(types.k, types.v) != 0) {
+        return "model does not support different K";
+    }
+    if (v_compressed && (fixture.arch == "grok" || fixture.arch == "t5")) {
+        return "needs flash attention, which";
+    }
+    return "";
+}
+
+// What upstream's own types lose: the bound of ours. None where their blocks do not divide the heads.
+struct Loss {
+    double prompt, tokens, shifted;
+};
+
+std::optional<Loss> loss_of(const Fixture & fixture, llama_model * model, const char * type, uint32_t n_stream, const Record & exact) {
+    // without a compressed V where there is no flash attention
+    const bool with_v = refusal_of(fixture, { type, type, true, nullptr }).empty();
+    Life life(fixture, model, { type, with_v ? type : "f16", true, nullptr }, n_stream);
+    if (!life) {
+        return {};
+    }
+    const Record record = live(life);
+    return Loss{ nmse(exact.prompt, record.prompt), nmse(exact.tokens, record.tokens), nmse(exact.shifted, record.shifted) };
+}
+
+// What ours may lose, given what upstream's type of as many bits loses.
+double bound_of(double loss, const char * like) {
+    constexpr double FACTOR = 2.0;
+    const double floor = strcmp(like, "q8_0") == 0 ? 2e-5 : 2e-3;
+    return std::max(std::isfinite(loss) ? FACTOR*loss : 0.0, floor);
+}
+
+// A context that a state was restored into goes on as the one that it is of. Keys that are coded by their neighbours may be
+// coded anew where one sequence alone comes back.
+void test_states(Life & life, Life & other, const Types & types, double loss) {
+    constexpr double SAME = 1e-9;
+    const llama_seq_id last = life.last_seq();
+    const auto all = life.save();
+    const auto one = life.save(last);
+    const auto positions = life.positions();
+    const auto wanted = life.append(1);
+
+    check(other.restore(all, positions), "the state of all sequences comes back");
+    check_below(nmse(wanted, other.append(1)), SAME, "NMSE after restoring all sequences");
+    check(other.restore(all, positions) && other.forget(last) && other.restore(one, last), "the state of one sequence comes back");
+    check_below(nmse(wanted, other.append(1)), types.grouped() ? loss : SAME, "NMSE after restoring one sequence");
+    counts["states restored"] += 3;
+}
+
+void test_types(const Fixture & fixture, llama_model * model, const Types & types, uint32_t n_stream, const Record & exact, const std::optional<Loss> & upstream) {
+    begin_case(fixture.name + " " + types.name() + ", " + std::to_string(n_stream) + " stream" + (n_stream == 1 ? "" : "s"));
+    const std::string refusal = refusal_of(fixture, types);
+    Life life(fixture, model, types, n_stream);
+    const std::string log = take_log();
+    if (!refusal.empty()) {
+        check(!life && log.find(refusal) != std::string::npos, life ? "a context that cannot work was made" : "refused without the reason: " + log);
+        counts["contexts refused"]++;
+        return;
+    }
+    check(!!life, "no context: " + log);
+    if (!life) {
+        return;
+    }
+    const Record record = live(life);
+    const Loss loss = upstream.value_or(Loss{ NAN, NAN, NAN });
+    check_below(nmse(exact.prompt, record.prompt), bound_of(loss.prompt, types.like), "NMSE of the prompt");
+    check_below(nmse(exact.tokens, record.tokens), bound_of(loss.tokens, types.like), "NMSE of tokens");
+    if (!record.shifted.empty() && !exact.shifted.empty()) {
+        check_below(nmse(exact.shifted, record.shifted), bound_of(loss.shifted, types.like), "NMSE after a shift");
+        counts["shifts"]++;
+    }
+    if (life.has_memory() && !fixture.encodes) {
+        Life other(fixture, model, types, n_stream);
+        test_states(life, other, types, bound_of(loss.tokens, types.like));
+    }
+}
+
+void test_fixture(const Fixture & fixture, size_t seed) {
+    begin_case(fixture.name);
+    const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(fixture.load(seed), llama_model_free);
+    check(model != nullptr, "the model is made");
+    if (!model) {
+        return;
+    }
+    counts["models"]++;
+    for (uint32_t n_stream : { 1u, 3u }) {
+        // an encoder is there for one sequence
+        if (fixture.encodes ? n_stream > 1 : quick && n_stream == 1) {
+            continue;
+        }
+        begin_case(fixture.name + ", upstream's types");
+        Life exact_life(fixture, model.get(), EXACT, n_stream);
+        check(!!exact_life, "a context with an f32 cache: " + take_log());
+        if (!exact_life) {
+            continue;
+        }
+        const Record exact = live(exact_life);
+        std::map<std::string, std::optional<Loss>> upstream;
+        for (const char * type : { "q8_0", "q4_0" }) {
+            upstream[type] = loss_of(fixture, model.get(), type, n_stream, exact);
+        }
+        for (const Types & types : OURS) {
+            if (quick && &types != &OURS[1] && &types != &OURS[2]) {
+                continue;
+            }
+            test_types(fixture, model.get(), types, n_stream, exact, upstream[types.like]);
+        }
+    }
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    std::string filter;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--quick") == 0) {
+            quick = true;
+        } else if (strcmp(argv[i], "--soak") == 0) {
+            soak = true;
+        } else if (strcmp(argv[i], "--verbose") == 0) {
+            verbose = true;
+        } else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc) {
+            filter = argv[++i];
+        } else {
+            fprintf(stderr, "usage: %s [--quick | --soak] [--verbose] [--filter ARCHITECTURE]\n", argv[0]);
+            return 2;
+        }
+    }
+    std::signal(SIGABRT, say_where);
+    llama_log_set(take_down, nullptr);
+    ggml_backend_load_all();
+    llama_backend_init();
+
+    for (const Fixture & fixture : fixtures()) {
+        if (fixture.name.find(filter) != std::string::npos) {
+            for (size_t seed = 1; seed <= (soak ? 5 : 1); seed++) {
+                test_fixture(fixture, seed);
+            }
+        }
+    }
+
+    for (const auto & [what, n] : counts) {
+        printf("archs: %lld %s\n", (long long) n, what.c_str());
+    }
+    printf("%d passed, %d failed, 0 skipped\n", passed, failed);
+    return failed == 0 && passed > 0 ? 0 : 1;
+}
