@@ -1052,7 +1052,7 @@ mod tests {
         let calls: [Call; 8] = [
             ("parse", &|err, n| unsafe { ggml_ext_type_parse(c"srft4".as_ptr(), err, n) >= 0 }),
             ("check_cache", &|err, n| unsafe {
-                ggml_ext_check_cache(id, false, id, false, 2, null.cast(), false, err, n)
+                ggml_ext_check_cache(id, false, id, false, 2, std::ptr::null(), false, err, n)
             }),
             ("idle_parts", &|err, n| unsafe {
                 ggml_ext_idle_parts(spec, b"aa".as_ptr(), 2, err, n);
