@@ -9,7 +9,8 @@
 
 namespace {
 
-constexpr float STDEV = 0.1f; // upstream's
+// Three times upstream's: with its own weights all scores are nearly the same, and what is wrong with keys does not show.
+constexpr float STDEV = 0.3f;
 
 bool has_key(const gguf_context * gguf, const std::string & key) {
     return gguf_find_key(gguf, key.c_str()) >= 0;

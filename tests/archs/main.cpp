@@ -89,13 +89,14 @@ void say_where(int) {
 }
 
 struct Types {
-    const char * k;
-    const char * v;
-    bool         flash_attn;
-    const char * like;  // upstream's type of as many bits
+    std::string k, v;
+    bool        flash_attn;
+    std::string like;  // upstream's type of as many bits
 
-    std::string name() const { return std::string(k) + "/" + v + (flash_attn ? "" : " without flash attention"); }
-    bool        grouped() const { return strncmp(k, "delta", 5) == 0; }
+    std::string name() const { return k + "/" + v + (flash_attn ? "" : " without flash attention"); }
+    bool        grouped() const { return k.rfind("delta", 0) == 0; }
+    // The same pair of upstream's types.
+    Types upstream() const { return { like, v == "f16" ? v : like, flash_attn, like }; }
 };
 
 const Types OURS[] = {
@@ -106,13 +107,13 @@ const Types OURS[] = {
     { "delta4", "f16",   false, "q4_0" },
 };
 
-const Types EXACT = { "f32", "f32", false, nullptr };
+const Types EXACT = { "f32", "f32", false, "" };
 
 using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
 
 Context new_context(llama_model * model, const Types & types, uint32_t n_stream) {
-    const auto type = [](const char * name) {
-        return strcmp(name, "f32") == 0 ? GGML_TYPE_F32 : (ggml_type) ggml_ext_type_from_name(name);
+    const auto type = [](const std::string & name) {
+        return name == "f32" ? GGML_TYPE_F32 : (ggml_type) ggml_ext_type_from_name(name.c_str());
     };
     llama_context_params p = llama_context_default_params();
     p.n_ctx           = 256*n_stream;
@@ -141,6 +142,8 @@ class Life {
 
     bool has_memory() const { return llama_get_memory(ctx.get()) != nullptr; }
 
+    bool can_shift() const { return has_memory() && llama_memory_can_shift(llama_get_memory(ctx.get())); }
+
     // `n` more tokens of each sequence in one batch; all their logits, empty where decoding failed
     std::vector<float> append(int n) {
         std::vector<float> res;
@@ -168,9 +171,6 @@ class Life {
     // Drops the tokens after the first four of each sequence and moves the others up; false where the memory cannot.
     bool shift() {
         llama_memory_t memory = llama_get_memory(ctx.get());
-        if (!llama_memory_can_shift(memory)) {
-            return false;
-        }
         for (uint32_t s = 0; s < n_stream; s++) {
             if (!llama_memory_seq_rm(memory, (llama_seq_id) s, 4, 4 + SHIFT)) {
                 return false;
@@ -226,14 +226,14 @@ struct Record {
 
 constexpr int PROMPT = 70, TOKENS = 2;
 
-Record live(Life & life) {
+Record live(Life & life, bool shifts) {
     Record res;
     res.prompt = life.append(PROMPT);
     for (int i = 0; i < TOKENS; i++) {
         const auto logits = life.append(1);
         res.tokens.insert(res.tokens.end(), logits.begin(), logits.end());
     }
-    if (life.has_memory() && life.shift()) {
+    if (shifts && life.shift()) {
         res.shifted = life.append(1);
     }
     counts["contexts"]++;
@@ -246,8 +246,8 @@ double nmse(const std::vector<float> & wanted, const std::vector<float> & found)
 
 // Why a context cannot be had, as its log must say: the beginning of a sentence, empty where it must be made.
 std::string refusal_of(const Fixture & fixture, const Types & types) {
-    const bool v_compressed = strcmp(types.v, "f16") != 0;
-    if (fixture.one_kind && strcmp(types.k, types.v) != 0) {
+    const bool v_compressed = types.v != "f16";
+    if (fixture.one_kind && types.k != types.v) {
         return "model does not support different K";
     }
     if (v_compressed && (fixture.arch == "grok" || fixture.arch == "t5")) {
@@ -261,28 +261,32 @@ struct Loss {
     double prompt, tokens, shifted;
 };
 
-std::optional<Loss> loss_of(const Fixture & fixture, llama_model * model, const char * type, uint32_t n_stream, const Record & exact) {
-    // without a compressed V where there is no flash attention
-    const bool with_v = refusal_of(fixture, { type, type, true, nullptr }).empty();
-    Life life(fixture, model, { type, with_v ? type : "f16", true, nullptr }, n_stream);
+std::optional<Loss> loss_of(const Fixture & fixture, llama_model * model, const Types & types, uint32_t n_stream, const Record & exact) {
+    if (!refusal_of(fixture, types).empty()) {
+        return {};
+    }
+    Life life(fixture, model, types, n_stream);
     if (!life) {
         return {};
     }
-    const Record record = live(life);
+    const Record record = live(life, !exact.shifted.empty());
     return Loss{ nmse(exact.prompt, record.prompt), nmse(exact.tokens, record.tokens), nmse(exact.shifted, record.shifted) };
 }
 
-// What ours may lose, given what upstream's type of as many bits loses.
-double bound_of(double loss, const char * like) {
-    constexpr double FACTOR = 2.0;
-    const double floor = strcmp(like, "q8_0") == 0 ? 2e-5 : 2e-3;
-    return std::max(std::isfinite(loss) ? FACTOR*loss : 0.0, floor);
+// What ours may lose, given what upstream's type of as many bits loses. Measured: 0.8 of that in the median of models; at most
+// 3 times as much for a prompt, and 9 times for the few logits behind it, where an expert that is chosen or not decides. What
+// is broken is off by 1.
+double bound_of(double loss, const std::string & like, bool prompt) {
+    if (!std::isfinite(loss)) {
+        return like == "q8_0" ? 2e-3 : 0.1;
+    }
+    return std::max((prompt ? 5.0 : 15.0)*loss, 1e-6);
 }
 
 // A context that a state was restored into goes on as the one that it is of. Keys that are coded by their neighbours may be
 // coded anew where one sequence alone comes back.
 void test_states(Life & life, Life & other, const Types & types, double loss) {
-    constexpr double SAME = 1e-9;
+    constexpr double SAME = 1e-5; // gaps between cells are closed, so sums have another order
     const llama_seq_id last = life.last_seq();
     const auto all = life.save();
     const auto one = life.save(last);
@@ -310,18 +314,24 @@ void test_types(const Fixture & fixture, llama_model * model, const Types & type
     if (!life) {
         return;
     }
-    const Record record = live(life);
+    check(life.can_shift() || exact.shifted.empty(), "it shifts as others do");
+    const Record record = live(life, !exact.shifted.empty());
     const Loss loss = upstream.value_or(Loss{ NAN, NAN, NAN });
-    check_below(nmse(exact.prompt, record.prompt), bound_of(loss.prompt, types.like), "NMSE of the prompt");
-    check_below(nmse(exact.tokens, record.tokens), bound_of(loss.tokens, types.like), "NMSE of tokens");
-    if (!record.shifted.empty() && !exact.shifted.empty()) {
-        check_below(nmse(exact.shifted, record.shifted), bound_of(loss.shifted, types.like), "NMSE after a shift");
+    check_below(nmse(exact.prompt, record.prompt), bound_of(loss.prompt, types.like, true), "NMSE of the prompt");
+    check_below(nmse(exact.tokens, record.tokens), bound_of(loss.tokens, types.like, false), "NMSE of tokens");
+    if (!exact.shifted.empty()) {
+        check_below(nmse(exact.shifted, record.shifted), bound_of(loss.shifted, types.like, false), "NMSE after a shift");
         counts["shifts"]++;
     }
     if (life.has_memory() && !fixture.encodes) {
         Life other(fixture, model, types, n_stream);
-        test_states(life, other, types, bound_of(loss.tokens, types.like));
+        test_states(life, other, types, bound_of(loss.tokens, types.like, false));
     }
+}
+
+// This model has no layer with a window and yet a cache for such layers; shifting that aborts, with stock types too.
+bool shift_works(const Fixture & fixture) {
+    return fixture.arch != "lfm2";
 }
 
 void test_fixture(const Fixture & fixture, size_t seed) {
@@ -332,6 +342,7 @@ void test_fixture(const Fixture & fixture, size_t seed) {
         return;
     }
     counts["models"]++;
+    const Types & shifted_by = OURS[refusal_of(fixture, OURS[0]).empty() ? 0 : 3];
     for (uint32_t n_stream : { 1u, 3u }) {
         // an encoder is there for one sequence
         if (fixture.encodes ? n_stream > 1 : quick && n_stream == 1) {
@@ -343,16 +354,23 @@ void test_fixture(const Fixture & fixture, size_t seed) {
         if (!exact_life) {
             continue;
         }
-        const Record exact = live(exact_life);
+        // llama.cpp shifts quantized keys of which RoPE turns a part, and aborts: what ours refuse is asked of none
+        const bool   shifts = shift_works(fixture) && Life(fixture, model.get(), shifted_by, n_stream).can_shift();
+        const Record exact  = live(exact_life, shifts);
         std::map<std::string, std::optional<Loss>> upstream;
-        for (const char * type : { "q8_0", "q4_0" }) {
-            upstream[type] = loss_of(fixture, model.get(), type, n_stream, exact);
-        }
         for (const Types & types : OURS) {
             if (quick && &types != &OURS[1] && &types != &OURS[2]) {
                 continue;
             }
-            test_types(fixture, model.get(), types, n_stream, exact, upstream[types.like]);
+            const Types theirs = types.upstream();
+            if (upstream.find(theirs.name()) == upstream.end()) {
+                begin_case(fixture.name + " " + theirs.name());
+                // without flash attention llama.cpp does not ask whether its blocks divide the heads, and aborts
+                const Types with_v = { theirs.k, theirs.k, true, theirs.like };
+                const bool  fits   = theirs.flash_attn || upstream[with_v.name()] || !refusal_of(fixture, with_v).empty();
+                upstream[theirs.name()] = fits ? loss_of(fixture, model.get(), theirs, n_stream, exact) : std::nullopt;
+            }
+            test_types(fixture, model.get(), types, n_stream, exact, upstream[theirs.name()]);
         }
     }
 }
