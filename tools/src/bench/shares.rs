@@ -223,7 +223,13 @@ fn rows(cache: &Cache, cells: usize) -> Tensor {
         nb: [unit, cell, row, cell * cells],
         data: cache.as_bytes().as_ptr().cast_mut(),
         to_float: None,
-        view: View { offset: 0, row_bytes: cell, rows: cache.cells() as i64 },
+        view: View {
+            row_bytes: cell,
+            rows: cache.cells() as i64,
+            data: cache.as_bytes().as_ptr().cast_mut(),
+            bytes: cache.as_bytes().len(),
+            ..View::default()
+        },
     }
 }
 
