@@ -284,7 +284,7 @@ double bound_of(double loss, const std::string & like, bool prompt) {
 }
 
 // A context that a state was restored into goes on as the one that it is of. Keys that are coded by their neighbours may be
-// coded anew where one sequence alone comes back.
+// coded anew where some of these are not in the state; kv-test-life has the cases where they must not.
 void test_states(Life & life, Life & other, const Types & types, double loss) {
     constexpr double SAME = 1e-5; // gaps between cells are closed, so sums have another order
     const llama_seq_id last = life.last_seq();
@@ -294,7 +294,7 @@ void test_states(Life & life, Life & other, const Types & types, double loss) {
     const auto wanted = life.append(1);
 
     check(other.restore(all, positions), "the state of all sequences comes back");
-    check_below(nmse(wanted, other.append(1)), SAME, "NMSE after restoring all sequences");
+    check_below(nmse(wanted, other.append(1)), types.grouped() ? loss : SAME, "NMSE after restoring all sequences");
     check(other.restore(all, positions) && other.forget(last) && other.restore(one, last), "the state of one sequence comes back");
     check_below(nmse(wanted, other.append(1)), types.grouped() ? loss : SAME, "NMSE after restoring one sequence");
     counts["states restored"] += 3;
