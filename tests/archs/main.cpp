@@ -275,16 +275,16 @@ std::optional<Loss> loss_of(const Fixture & fixture, llama_model * model, const 
 
 // What ours may lose, given what upstream's type of as many bits loses. Measured: 0.8 of that in the median of models; at most
 // 3 times as much for a prompt, and 9 times for the few logits behind it, where an expert that is chosen or not decides. What
-// is broken is off by 1.
+// is broken is off by 1, logits of another model by 2.
 double bound_of(double loss, const std::string & like, bool prompt) {
     if (!std::isfinite(loss)) {
         return like == "q8_0" ? 2e-3 : 0.1;
     }
-    return std::max((prompt ? 5.0 : 15.0)*loss, 1e-6);
+    return std::min(std::max((prompt ? 5.0 : 15.0)*loss, 1e-6), 0.5);
 }
 
 // A context that a state was restored into goes on as the one that it is of. Keys that are coded by their neighbours may be
-// coded anew where one sequence alone comes back.
+// coded anew where some of these are not in the state; kv-test-life has the cases where they must not.
 void test_states(Life & life, Life & other, const Types & types, double loss) {
     constexpr double SAME = 1e-5; // gaps between cells are closed, so sums have another order
     const llama_seq_id last = life.last_seq();
@@ -294,7 +294,7 @@ void test_states(Life & life, Life & other, const Types & types, double loss) {
     const auto wanted = life.append(1);
 
     check(other.restore(all, positions), "the state of all sequences comes back");
-    check_below(nmse(wanted, other.append(1)), SAME, "NMSE after restoring all sequences");
+    check_below(nmse(wanted, other.append(1)), types.grouped() ? loss : SAME, "NMSE after restoring all sequences");
     check(other.restore(all, positions) && other.forget(last) && other.restore(one, last), "the state of one sequence comes back");
     check_below(nmse(wanted, other.append(1)), types.grouped() ? loss : SAME, "NMSE after restoring one sequence");
     counts["states restored"] += 3;
@@ -329,6 +329,11 @@ void test_types(const Fixture & fixture, llama_model * model, const Types & type
     }
 }
 
+// An encoder is there for one sequence; kimi-linear's graph cannot be built for several, with stock types too.
+bool streams_work(const Fixture & fixture) {
+    return !fixture.encodes && fixture.arch != "kimi-linear";
+}
+
 // This model has no layer with a window and yet a cache for such layers; shifting that aborts, with stock types too.
 bool shift_works(const Fixture & fixture) {
     return fixture.arch != "lfm2";
@@ -344,8 +349,7 @@ void test_fixture(const Fixture & fixture, size_t seed) {
     counts["models"]++;
     const Types & shifted_by = OURS[refusal_of(fixture, OURS[0]).empty() ? 0 : 3];
     for (uint32_t n_stream : { 1u, 3u }) {
-        // an encoder is there for one sequence
-        if (fixture.encodes ? n_stream > 1 : quick && n_stream == 1) {
+        if (streams_work(fixture) ? quick && n_stream == 1 : n_stream > 1) {
             continue;
         }
         begin_case(fixture.name + ", upstream's types");
