@@ -30,6 +30,7 @@ fn again(test: &str, isa: &str) -> Output {
 /// Runs `inner` in a process of its own, for each of these instruction sets.
 fn on_each(tables: &[&Kernels], test: &str, inner: impl FnOnce()) {
     if std::env::var_os(INNER).is_some() {
+        assert_eq!(Ok(isa::kernels().name), std::env::var("GGML_EXT_ISA").as_deref());
         return inner();
     }
     for table in tables {

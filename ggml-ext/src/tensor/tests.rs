@@ -115,8 +115,8 @@ fn attention_to_cells_that_are_not_in_a_row_is_refused() {
     let row = delta().0.row_bytes();
     let changes: Changes = vec![
         ("consecutive", Box::new(|t| (t.ne[1], t.nb[1]) = (20, 2 * t.nb[1]))),
-        // The heads would be those of the next cell.
-        ("consecutive", Box::new(|t| (t.ne[1], t.nb[2]) = (20, t.nb[1]))),
+        // The heads would be those of another cell.
+        ("consecutive", Box::new(|t| (t.ne[1], t.nb[2]) = (20, 20 * t.nb[1]))),
         ("consecutive", Box::new(move |t| (t.ne[1], t.ne[3], t.nb[3]) = (20, 2, 64 * HEADS * row))),
         (
             "multiple of 64",
