@@ -200,7 +200,7 @@ impl<'a> Attention<'a> {
             streams: self.streams(),
             heads: self.op.k.n(2),
             rows: self.rows(),
-            most_rows: (1..=MOST_ROWS.ilog2()).map(|n| 2 * MOST_ROWS >> n).find(fits).unwrap_or(1),
+            most_rows: (0..=MOST_ROWS.ilog2()).map(|n| MOST_ROWS >> n).find(fits).unwrap_or(1),
             tokens: self.queries(),
             cells: self.k.cells(),
             masked: self.mask.is_some(),

@@ -7,8 +7,8 @@
 //! panel 2    t2 t2 t2 t3 t3 t3
 //! ```
 //!
-//! Every thread has the same number of blocks, to within one, whatever the number of panels. It has one panel in memory at
-//! a time, and only its first and its last one can be shared with other threads, so there are at most two panels of partial results a
+//! Every thread that has any has the same number of blocks, to within one, whatever the number of panels. It has one panel in
+//! memory at a time, and only its first and its last one can be shared with other threads, so there are at most two panels of partial results a
 //! thread. What a shared panel costs is that its queries are rotated once more.
 //!
 //! Panels are made as follows.
@@ -279,7 +279,7 @@ impl Work {
         // How much more the last rows see than the first ones, as a part of the sum.
         let seen = |cells: usize| cells.div_ceil(CELLS) as f64;
         let (least, most) = (seen(self.cells.saturating_sub(self.tokens) + 1), seen(self.cells));
-        let spread = if self.masked { (most - least).max(0.0) / (most + least) } else { 0.0 };
+        let spread = if self.masked && threads > 1 { (most - least).max(0.0) / (most + least) } else { 0.0 };
         let time = |chunks: usize| {
             let each = (heads * chunks).div_ceil(threads);
             // A panel that has no partner is of the last rows, for some thread.
@@ -448,6 +448,15 @@ mod tests {
                     assert!(ratio < prompt, "{model:?}, {threads} threads, prompt of {tokens}: {ratio}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn one_thread_cuts_nothing_that_fits() {
+        for tokens in [1, 7, 16, 40, 64] {
+            let split = Split::new(work((2, 3), tokens, 200), 1);
+            assert_eq!(split.chunks, (3 * tokens).div_ceil(128), "{tokens}");
+            assert!(!split.shares_panels());
         }
     }
 

@@ -190,11 +190,11 @@ impl Problem {
         for _ in 0..ROUNDS {
             let mut round = vec![Duration::ZERO; threads];
             for step in [ffi::ggml_ext_attention_compute, ffi::ggml_ext_attention_finish] {
-                for ith in 0..threads {
+                for (ith, time) in round.iter_mut().enumerate() {
                     let start = cpu_time()?;
                     // SAFETY: as above, with the memory that was asked for; one thread after another.
                     let ok = unsafe { step(&op, ith as i32, nth, work.as_mut_ptr(), work_bytes) };
-                    round[ith] += cpu_time()? - start;
+                    *time += cpu_time()? - start;
                     if !ok {
                         bail!("attention failed");
                     }
