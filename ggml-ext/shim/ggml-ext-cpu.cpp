@@ -125,9 +125,19 @@ struct attention {
     attention & operator=(const attention &) = delete;
 };
 
+// CONCAT is ggml's own code, which copies rows as they are: whole ones that mean something by themselves.
+bool is_concat_of_rows(const ggml_tensor * op) {
+    const auto whole = [&](const ggml_tensor * src) {
+        return src && src->type == op->type && src->ne[0] % ggml_blck_size(src->type) == 0 && ggml_is_contiguous_rows(src);
+    };
+    return op->op == GGML_OP_CONCAT && ggml_ext_is_ours(op->type) && ggml_get_type_traits(op->type)->to_float &&
+           ggml_get_op_params_i32(op, 0) > 0 && whole(op->src[0]) && whole(op->src[1]);
+}
+
+// What else there is on these types comes here, and is refused where the library has no such op.
 bool claims(const ggml_tensor * op) {
     // LIGHTNING_INDEXER is ggml's own code, through to_float
-    return op->op != GGML_OP_LIGHTNING_INDEXER && ggml_ext_concerns(op);
+    return op->op != GGML_OP_LIGHTNING_INDEXER && !is_concat_of_rows(op) && ggml_ext_concerns(op);
 }
 
 // Is it an op that the library has, with the sources that it takes?
@@ -263,12 +273,7 @@ ggml_backend_buffer_type_t ggml_ext_cpu_buffer_type(void) {
 
 bool ggml_ext_cpu_supports_op(const ggml_tensor * op) {
     if (op->op == GGML_OP_CONCAT) {
-        // ggml's own code, which copies rows as they are: whole ones that mean something by themselves
-        const auto whole = [&](const ggml_tensor * src) {
-            return src->type == op->type && src->ne[0] % ggml_blck_size(src->type) == 0 && ggml_is_contiguous_rows(src);
-        };
-        return ggml_ext_is_ours(op->type) && ggml_get_type_traits(op->type)->to_float && ggml_get_op_params_i32(op, 0) > 0 &&
-               whole(op->src[0]) && whole(op->src[1]);
+        return is_concat_of_rows(op);
     }
     if (!serves(op)) {
         return false;

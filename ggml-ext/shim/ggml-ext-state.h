@@ -455,7 +455,8 @@ class ggml_ext_state_reader : public llama_io_read_i {
 
     void read_rows(ggml_tensor * t, size_t offset, size_t size) {
         take(size);
-        const size_t piece = std::max<size_t>(1, PIECE/t->nb[1])*t->nb[1];
+        // a recurrent layer may have a tensor of nothing
+        const size_t piece = std::max<size_t>(1, PIECE/std::max<size_t>(1, t->nb[1]))*std::max<size_t>(1, t->nb[1]);
         for (size_t done = 0; done < size; done += piece) {
             io.read_tensor(t, offset + done, std::min(piece, size - done));
         }
