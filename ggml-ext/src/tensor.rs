@@ -344,9 +344,10 @@ fn check_groups(tensor: &Tensor, c: Concrete, format: Delta, name: &str) -> Resu
     }
     Layout::of(tensor, format)?;
     let heads = tensor.n(2).saturating_sub(1).saturating_mul(tensor.nb[2]);
-    // All heads are of one cell, and all streams begin at the same one.
+    // All heads are of one cell, and all streams begin at the same one. Heads may be told as streams (MiniMax-M3).
     let heads_end = (offset % row_bytes + format.row_bytes()).saturating_add(heads);
-    let whole_streams = tensor.n(3) <= 1 || tensor.nb[3].is_multiple_of(row_bytes * rows);
+    let streams = tensor.n(3).saturating_sub(1).saturating_mul(tensor.nb[3]);
+    let whole_streams = tensor.nb[3].is_multiple_of(row_bytes * rows) || heads_end.saturating_add(streams) <= row_bytes;
     if (tensor.nb[1] != row_bytes && tensor.n(1) > 1) || heads_end > row_bytes || !whole_streams {
         return Err(format!(
             "{name} of type {} must be a view of consecutive cells: it steps by {:?} bytes in a cache of {rows} cells of \
