@@ -52,14 +52,14 @@ fn rows_of_cache(c: Concrete, number: usize) {
     // Slow codecs write few rows.
     let n = (cells * STREAMS).min(if c.group_cells() > 1 { 80 } else { 6 });
     let mut targets = shuffled(cells * STREAMS);
-    let edge = |t: &usize| t % cells == cells - 1 || t % cells == 0;
+    let edge = |t: &usize| t % cells == cells - 1 || t.is_multiple_of(cells);
     targets.sort_by_key(|t| !edge(t));
     targets.truncate(n);
     let targets: Vec<usize> = shuffled(n).into_iter().map(|i| targets[i]).collect();
 
     let values = wave(number, n * width);
     let (source, kind, bytes) =
-        if number % 2 == 0 { (Guarded::of(&values), F32, 4) } else { (Guarded::of(&halves(&values)), F16, 2) };
+        if number.is_multiple_of(2) { (Guarded::of(&values), F32, 4) } else { (Guarded::of(&halves(&values)), F16, 2) };
     let source_tensor = source.tensor(kind, bytes, bytes * width, [width, n, 1, 1]);
     let narrow = Guarded::of(&targets.iter().map(|&t| t as i32).collect::<Vec<_>>());
     let wide = Guarded::of(&targets.iter().map(|&t| t as i64).collect::<Vec<_>>());
@@ -112,7 +112,7 @@ fn copies(c: Concrete, number: usize) {
     let cache = Cache::new(Rows::Ours(c), HEADS, cells, STREAMS);
     let other = Cache::empty(Rows::Ours(c), HEADS, cells, STREAMS);
     let n = HEADS * cells * STREAMS;
-    let (kind, bytes) = if number % 2 == 0 { (F16, 2) } else { (F32, 4) };
+    let (kind, bytes) = if number.is_multiple_of(2) { (F16, 2) } else { (F32, 4) };
     let floats = Guarded::new(bytes * n * c.head_size);
     let float_tensor = floats.tensor(kind, bytes, bytes * c.head_size, [c.head_size, HEADS, cells * STREAMS, 1]);
     // The same values, a head over several rows.
@@ -175,7 +175,7 @@ fn attentions(c: Concrete, number: usize) {
         for (j, queries) in [1, 2, 7].into_iter().enumerate() {
             let vary = number + i + j;
             let seen = if j == 0 { cells } else { cells - cells / 3 };
-            let what = Attended { queries, group: 1 + vary % 3, half_queries: vary % 4 == 0, options: vary };
+            let what = Attended { queries, group: 1 + vary % 3, half_queries: vary.is_multiple_of(4), options: vary };
             attend(&k.attended(seen), &v.attended(seen), size, what, 1 + vary % 3);
         }
         if i == 0 {
