@@ -2,6 +2,8 @@
 
 #include "harness.h"
 
+#include "ggml-ext-seam.h"
+
 #include <cstring>
 
 namespace {
@@ -80,7 +82,7 @@ void odd_shapes(const ggml_ext_type * type) {
     ggml_tensor * joined = node(ctx, GGML_OP_CONCAT, our, { d, 16 }, { whole, whole });
     check(!Graph::supports(joined), "CONCAT along a row");
     joined->op_params[0] = 1;
-    check(Graph::supports(joined) == (type->group_cells == 1), "CONCAT along cells, where rows stand alone");
+    check(type->group_cells == 1 || !Graph::supports(joined), "CONCAT along cells that are coded together");
     ggml_tensor * halves = node(ctx, GGML_OP_CONCAT, our, { d, 16 }, { half, half });
     halves->op_params[0] = 1;
     check(!Graph::supports(halves), "CONCAT of parts of rows");
@@ -126,6 +128,37 @@ void odd_attention(const ggml_ext_type * type) {
     check(!attention(ggml_new_tensor_3d(ctx, our, d, 2, 4), f, f), "q of ours");
 }
 
+// llama.cpp asks before it hands a graph to the scheduler, which would abort.
+void whole_graphs() {
+    if (!begin_case("refusal of whole graphs")) {
+        return;
+    }
+    const std::unique_ptr<ggml_backend, void (*)(ggml_backend_t)> cpu(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr), ggml_backend_free);
+    const std::vector<ggml_backend_t> backends = { cpu.get() };
+    Graph g;
+    ggml_context * ctx   = g.ctx();
+    ggml_tensor *  cache = ggml_set_name(ggml_new_tensor_3d(ctx, type_for("srft4", 128), 128, 4, 2), "cache_v_l7");
+    ggml_tensor *  view  = ggml_permute(ctx, cache, 0, 2, 1, 3);
+    ggml_tensor *  f32   = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 128, 2, 4);
+
+    ggml_cgraph * served = ggml_new_graph_custom(ctx, 16, false);
+    ggml_build_forward_expand(served, ggml_add(ctx, ggml_cast(ctx, view, GGML_TYPE_F32), f32));
+    char err[1024] = "";
+    check(ggml_ext_graph_served(served, backends.data(), backends.size(), err, sizeof(err)), std::string("what is served passes: ") + err);
+
+    ggml_cgraph * refused = ggml_new_graph_custom(ctx, 16, false);
+    ggml_build_forward_expand(refused, node(ctx, GGML_OP_ADD, GGML_TYPE_F32, { 128, 2, 4 }, { view, f32 }));
+    std::string why;
+    try {
+        ggml_ext_check_graph(refused, backends);
+    } catch (const std::exception & e) {
+        why = e.what();
+    }
+    for (const char * part : { "ADD", "cache_v_l7", "srft4_128", "f16" }) {
+        check(why.find(part) != std::string::npos, std::string("the reason names ") + part + ": " + why);
+    }
+}
+
 void extra_buffer_type() {
     if (!begin_case("the extra buffer type is harmless")) {
         return;
@@ -157,5 +190,6 @@ void test_refusal() {
         odd_shapes(type);
         odd_attention(type);
     }
+    whole_graphs();
     extra_buffer_type();
 }
