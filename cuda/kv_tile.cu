@@ -1,0 +1,495 @@
+// Attention with tiles: any K with any V, few query rows or many.
+//
+// A block of four warps takes one KV head, 16 * MB query rows (token by token, the heads of the KV head side by side) and a
+// chunk of cells, 64 at a time:
+//
+//     S = Q' K^T        a slab of 128 values of 64 rows of K is unpacked into shared memory as halves; each warp multiplies 16
+//                       of the cells. Halves hold what is exact in them, levels and not values: the scale of a cell's 16
+//                       values multiplies the product, in floats. Queries are two halves a value.
+//     softmax           a warp for a row, two cells a lane
+//     O' = D O' + P V   a slab of V the same way, but as values; each warp has 32 columns of each slab
+//
+// Tiles that no row sees are skipped before they are read. Rows of V that nobody sees may hold anything: they are zero.
+//
+// delta: a tile is a group. Its I-frame is one more row of K, so that q.m is one more product; the recursion runs over the
+// rows of S, two cells a lane.
+
+#include "attention.cuh"
+#include "mma.cuh"
+
+namespace kv {
+namespace {
+
+using namespace metal;
+
+constexpr uint WARPS = 4, THREADS = 32*WARPS, CELLS = 64, SLAB = 128;
+constexpr uint FRAME = CELLS;                 // the row of K that holds an I-frame
+constexpr uint K_ROWS = CELLS + 8;            // a block of columns more
+constexpr uint TILE_STEP = SLAB + 8;          // halves from row to row: neighbours lie in other banks
+constexpr uint S_STEP = K_ROWS + 2, P_STEP = CELLS + 8;
+constexpr uint SCALES = SLAB/16;              // of a row of a slab
+
+// Shared memory, in the order of its parts.
+struct tile_memory {
+    __half * high, * low; // [row][query_step]
+    __half * tile;        // [cell][TILE_STEP]
+    __half * weights;     // [row][P_STEP]
+    float *  scales;      // [cell][SCALES]
+    float *  s;           // [row][S_STEP]
+    float *  softs;       // [row][2]: largest, sum
+    float *  factors;     // [row]
+    float *  query_scale; // [row]
+    float *  k_levels, * v_levels; // [16]
+    uint *   live;        // [2]: cells that somebody sees, a bit each
+};
+
+__host__ __device__ constexpr size_t tile_bytes(uint rows, uint k_width) {
+    return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS*TILE_STEP + rows*P_STEP) +
+           sizeof(float)*(K_ROWS*SCALES + rows*S_STEP + 4*rows + 32 + 2);
+}
+
+__device__ __forceinline__ tile_memory carve(uint8_t * memory, uint rows, uint k_width) {
+    tile_memory m;
+    m.high        = (__half *) memory;
+    m.low         = m.high + rows*(k_width + 8);
+    m.tile        = m.low + rows*(k_width + 8);
+    m.weights     = m.tile + K_ROWS*TILE_STEP;
+    m.scales      = (float *) (m.weights + rows*P_STEP);
+    m.s           = m.scales + K_ROWS*SCALES;
+    m.softs       = m.s + rows*S_STEP;
+    m.factors     = m.softs + 2*rows;
+    m.query_scale = m.factors + rows;
+    m.k_levels    = m.query_scale + rows;
+    m.v_levels    = m.k_levels + 16;
+    m.live        = (uint *) (m.v_levels + 16);
+    return m;
+}
+
+// turbo's levels are integers by this.
+__device__ __forceinline__ float turbo_unit(uint kind) {
+    return kind == KV_KIND_TURBO4 ? 40.91f : 72.83f;
+}
+
+__device__ __forceinline__ void fill_levels(uint kind, uint thread, float * levels) {
+    if (kv_is_plain(kind) || !kv_is_chunked(kind) || kind == KV_KIND_SRFT8 || thread >= 1u << kv_code_bits(kind)) {
+        return;
+    }
+    levels[thread] = KV_KIND_IS_TURBO(kind) ? rintf(kv_turbo_levels(kind)[thread]*turbo_unit(kind))
+                                            : kv_srft_levels(kv_code_bits(kind))[thread];
+}
+
+// Values i to i + 3 of a row, of its width, without the factor that they share with the others of 16.
+__device__ __forceinline__ void four_of(const uint8_t * row, uint kind, uint size, uint i, const float * levels, float (&x)[4], float & scale) {
+    if (kv_is_float(kind)) {
+        for (uint n = 0; n < 4; ++n) {
+            x[n] = kv_float_at(row + (i + n)*kv_float_bytes(kind), kind);
+        }
+        scale = 1.0f;
+        return;
+    }
+    if (KV_KIND_IS_POLAR(kind)) {
+        const uint bits = kv_polar_bits(kind), block = i/16, upper = kv_polar_upper(row, size, block);
+        for (uint n = 0; n < 4; n += 2) {
+            const uint j = (i + n) % 16/2;
+            const vec2 pair = kv_polar_weight(upper, j)*kv_polar_direction(bits, kv_polar_code(row, bits, size, block, j));
+            x[n]     = pair.x;
+            x[n + 1] = pair.y;
+        }
+        scale = kv_polar_radius(row, block);
+        return;
+    }
+    if (kind == KV_KIND_QJL1 || (KV_KIND_IS_TURBO(kind) && i >= size)) {
+        const uint at = i % size, signs = row[kv_sign_offset(kind, size) + at/8] >> at % 8;
+        for (uint n = 0; n < 4; ++n) {
+            x[n] = (signs >> n & 1) != 0 ? -1.0f : 1.0f;
+        }
+        scale = kv_sign_magnitude(row, kind, size);
+        return;
+    }
+    const kv_chunk chunk = kv_row_chunk(row, kind, size, i);
+    const uint at = i - chunk.start, step = chunk.count/chunk.parts;
+    // Rows begin at even addresses.
+    const uint16_t * bytes = (const uint16_t *) (chunk.codes + at % step);
+    const uint word = bytes[0] | (uint) bytes[1] << 16;
+    for (uint n = 0; n < 4; ++n) {
+        x[n] = kv_row_level(chunk, kind, at + n, (uint8_t) (word >> 8*n), levels);
+    }
+    scale = kv_row_scale(row, kind, size, i);
+    if (KV_KIND_IS_TURBO(kind)) {
+        scale /= turbo_unit(kind);
+    }
+}
+
+__device__ __forceinline__ uint2 four_halves(const float (&x)[4]) {
+    const __half2 a = __floats2half2_rn(x[0], x[1]), b = __floats2half2_rn(x[2], x[3]);
+    return { *(const uint *) &a, *(const uint *) &b };
+}
+
+// Values first .. first + width of the cells of a tile, by all threads: as halves with a scale for 16 of them, or (VALUES) as
+// halves that have their scale in them, where `live` says that a cell is seen.
+template <bool VALUES> __device__ __noinline__ void unpack(
+        const uint8_t * rows, uint64_t step, uint kind, uint size, uint first, uint width, uint count, const uint * live,
+        const float * levels, __half * tile, float * scales) {
+    const uint quads = width/4, lanes = quads <= 16 ? 16 : 32, quad = threadIdx.x % lanes;
+    for (uint cell = threadIdx.x/lanes; cell < CELLS; cell += THREADS/lanes) {
+        const bool there = VALUES ? (live[cell/32] >> cell % 32 & 1) != 0 : cell < count;
+        float x[4] = {}, scale = 0.0f;
+        if (there && quad < quads) {
+            four_of(rows + cell*step, kind, size, first + 4*quad, levels, x, scale);
+        }
+        if (!VALUES && (kind == KV_KIND_BF16 || kind == KV_KIND_F32)) {
+            // Beyond what a half holds: relative to a power of two, for 16 values.
+            float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+            largest = fmaxf(largest, __shfl_xor_sync(KV_ALL_LANES, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(KV_ALL_LANES, largest, 2));
+            const uint exponent = __float_as_uint(largest) >> 23;
+            if (exponent > 1 && exponent < 253) {
+                scale = __uint_as_float(exponent << 23);
+                for (uint n = 0; n < 4; ++n) {
+                    x[n] *= __uint_as_float((254 - exponent) << 23);
+                }
+            }
+        }
+        if (quad >= quads) {
+            continue;
+        }
+        if (VALUES) {
+            for (uint n = 0; n < 4; ++n) {
+                x[n] = fminf(fmaxf(x[n]*scale, -65504.0f), 65504.0f);
+            }
+        } else if (quad % 4 == 0) {
+            scales[cell*SCALES + quad/4] = scale;
+        }
+        *(uint2 *) (tile + cell*TILE_STEP + 4*quad) = four_halves(x);
+    }
+}
+
+// The I-frame of a group as one more row of K.
+__device__ __forceinline__ void unpack_frame(
+        const uint8_t * group, uint64_t step, uint kind, uint size, uint rows, uint first, uint width, __half * tile, float * scales) {
+    for (uint i = threadIdx.x; i < width; i += THREADS) {
+        tile[FRAME*TILE_STEP + i] = __float2half_rn(kv_delta_frame(group, step, kind, size, rows, first + i));
+    }
+    if (threadIdx.x < SCALES) {
+        scales[FRAME*SCALES + threadIdx.x] = 1.0f;
+    }
+}
+
+template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(const attn_params p) {
+    extern __shared__ __align__(16) uint8_t memory[];
+    constexpr uint ROWS = 16*MB;
+    const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
+    const uint k_width = kv_width(p.k_kind, p.k_size), v_width = kv_width(p.v_kind, p.v_size), query_step = k_width + 8;
+    const tile_memory m = carve(memory, ROWS, k_width);
+    const kv_attn_args & args = p.args;
+    const bool is_delta = KV_KIND_IS_DELTA(p.k_kind);
+    const uint heads_per_kv = args.heads/args.kv_heads, all_rows = heads_per_kv*args.tokens;
+    const uint first_row = blockIdx.x*ROWS, used = min(ROWS, all_rows - first_row), chunk = blockIdx.y;
+    const uint kv_head = blockIdx.z % args.kv_heads, stream = blockIdx.z/args.kv_heads;
+    const uint kv_stream = stream/(args.streams/args.kv_streams);
+    const uint8_t * keys   = p.k + kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
+    const uint8_t * values = p.v + kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
+
+    fill_levels(p.k_kind, threadIdx.x, m.k_levels);
+    fill_levels(p.v_kind, threadIdx.x, m.v_levels);
+    const size_t query_row = (size_t) (stream*args.kv_heads + kv_head)*all_rows + first_row;
+    for (uint i = threadIdx.x; i < ROWS*k_width/8; i += THREADS) {
+        const uint r = i/(k_width/8), at = i % (k_width/8)*8;
+        const size_t from = (query_row + r)*k_width + at;
+        *(uint4 *) (m.high + r*query_step + at) = r < used ? *(const uint4 *) (p.query_high + from) : make_uint4(0, 0, 0, 0);
+        *(uint4 *) (m.low + r*query_step + at)  = r < used ? *(const uint4 *) (p.query_low + from) : make_uint4(0, 0, 0, 0);
+    }
+    for (uint r = threadIdx.x; r < ROWS; r += THREADS) {
+        m.softs[2*r]     = HIDDEN;
+        m.softs[2*r + 1] = 0.0f;
+        m.factors[r]     = 1.0f;
+        m.query_scale[r] = r < used ? p.query_scale[query_row + r] : 0.0f;
+    }
+    for (uint i = threadIdx.x; i < 8*TILE_STEP; i += THREADS) {
+        m.tile[FRAME*TILE_STEP + i] = __ushort_as_half(0);
+    }
+    for (uint i = threadIdx.x; i < 8*SCALES; i += THREADS) {
+        m.scales[FRAME*SCALES + i] = 0.0f;
+    }
+
+    float acc[MB][NS][4][4];
+#pragma unroll
+    for (int i = 0; i < MB*NS*16; ++i) {
+        (&acc[0][0][0][0])[i] = 0.0f;
+    }
+    const uint end = min(args.cells, (chunk + 1)*args.chunk_cells);
+    const uint first_token = first_row/heads_per_kv, last_token = (first_row + used - 1)/heads_per_kv;
+
+    for (uint cell = chunk*args.chunk_cells; cell < end; cell += CELLS) {
+        bool any = !p.mask;
+        if (p.mask && args.mask_rows[0] == 1) {
+            for (uint token = first_token + warp; token <= last_token && !any; token += WARPS) {
+                any = (cell + lane < end && bias_of(p, token, 0, stream, cell + lane) != HIDDEN) ||
+                      (cell + 32 + lane < end && bias_of(p, token, 0, stream, cell + 32 + lane) != HIDDEN);
+            }
+        } else if (p.mask) {
+            for (uint r = warp; r < used && !any; r += WARPS) {
+                const uint token = (first_row + r)/heads_per_kv, head = kv_head*heads_per_kv + (first_row + r) % heads_per_kv;
+                any = (cell + lane < end && bias_of(p, token, head, stream, cell + lane) != HIDDEN) ||
+                      (cell + 32 + lane < end && bias_of(p, token, head, stream, cell + 32 + lane) != HIDDEN);
+            }
+        }
+        // Also the end of the tile before.
+        if (!__syncthreads_or(any)) {
+            continue;
+        }
+        if (threadIdx.x < 2) {
+            m.live[threadIdx.x] = 0;
+        }
+        const uint count = min(CELLS, end - cell);
+
+        float scores[MB][2][4], frame[4];
+#pragma unroll
+        for (int i = 0; i < MB*8; ++i) {
+            (&scores[0][0][0])[i] = 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            frame[i] = 0.0f;
+        }
+        for (uint first = 0; first < k_width; first += SLAB) {
+            const uint width = min(SLAB, k_width - first);
+            if (first > 0) {
+                __syncthreads();
+            }
+            unpack<false>(keys + cell*args.k_nb[0], args.k_nb[0], p.k_kind, p.k_size, first, width, count, nullptr, m.k_levels, m.tile, m.scales);
+            if (is_delta) {
+                unpack_frame(keys + cell*args.k_nb[0], args.k_nb[0], p.k_kind, p.k_size, min(CELLS, args.k_cells - cell), first, width,
+                             m.tile, m.scales);
+            }
+            __syncthreads();
+            for (uint i = 0; i < width; i += 16) {
+                uint32_t b[4], bf[4];
+                load_matrices(b, m.tile + (warp*16 + lane/16*8 + lane % 8)*TILE_STEP + i + lane/8 % 2*8);
+                const float * sc = m.scales + (warp*16 + 2*t)*SCALES + i/16;
+                const float s0 = sc[0], s1 = sc[SCALES], s2 = sc[8*SCALES], s3 = sc[9*SCALES];
+                if (is_delta) {
+                    load_matrices(bf, m.tile + (FRAME + lane % 8)*TILE_STEP + i + lane/8 % 2*8);
+                }
+#pragma unroll
+                for (int mb = 0; mb < MB; ++mb) {
+                    uint32_t high[4], low[4];
+                    const uint at = (mb*16 + lane % 16)*query_step + first + i + lane/16*8;
+                    load_matrices(high, m.high + at);
+                    load_matrices(low, m.low + at);
+                    float x[4] = {}, y[4] = {};
+                    mma_f16(x, high, b[0], b[1]);
+                    mma_f16(y, high, b[2], b[3]);
+                    mma_f16(x, low, b[0], b[1]);
+                    mma_f16(y, low, b[2], b[3]);
+                    scores[mb][0][0] = fmaf(s0, x[0], scores[mb][0][0]);
+                    scores[mb][0][1] = fmaf(s1, x[1], scores[mb][0][1]);
+                    scores[mb][0][2] = fmaf(s0, x[2], scores[mb][0][2]);
+                    scores[mb][0][3] = fmaf(s1, x[3], scores[mb][0][3]);
+                    scores[mb][1][0] = fmaf(s2, y[0], scores[mb][1][0]);
+                    scores[mb][1][1] = fmaf(s3, y[1], scores[mb][1][1]);
+                    scores[mb][1][2] = fmaf(s2, y[2], scores[mb][1][2]);
+                    scores[mb][1][3] = fmaf(s3, y[3], scores[mb][1][3]);
+                    if (is_delta && mb == (int) warp) {
+                        mma_f16(frame, high, bf[0], bf[1]);
+                        mma_f16(frame, low, bf[0], bf[1]);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int mb = 0; mb < MB; ++mb) {
+#pragma unroll
+            for (int n = 0; n < 2; ++n) {
+                float * to = m.s + (mb*16 + g)*S_STEP + warp*16 + n*8 + 2*t;
+                *(float2 *) to = make_float2(scores[mb][n][0], scores[mb][n][1]);
+                *(float2 *) (to + 8*S_STEP) = make_float2(scores[mb][n][2], scores[mb][n][3]);
+            }
+        }
+        if (is_delta && warp < MB && t == 0) {
+            m.s[(warp*16 + g)*S_STEP + FRAME] = frame[0];
+            m.s[(warp*16 + g + 8)*S_STEP + FRAME] = frame[2];
+        }
+        __syncthreads();
+
+        kv_delta_chain chain[2];
+        if (is_delta) {
+            const uint8_t * row = keys + (cell + lane)*args.k_nb[0];
+            const uint kind0 = lane < count ? kv_delta_kind(row) : KV_DELTA_EMPTY;
+            const uint kind1 = lane + 32 < count ? kv_delta_kind(row + 32*args.k_nb[0]) : KV_DELTA_EMPTY;
+            chain[0] = kv_delta_chain_of(kind0, true, false, lane);
+            chain[1] = kv_delta_chain_of(kind1, false, simd_broadcast((uint) !chain[0].empty, 31) != 0, lane);
+        }
+        uint seen[2] = { 0, 0 };
+        for (uint r = warp; r < used; r += WARPS) {
+            const uint token = (first_row + r)/heads_per_kv, head = kv_head*heads_per_kv + (first_row + r) % heads_per_kv;
+            const float slope = slope_of(p, head), query_scale = m.query_scale[r];
+            float product[2], score[2];
+            for (uint n = 0; n < 2; ++n) {
+                product[n] = m.s[r*S_STEP + 32*n + lane]*query_scale;
+            }
+            if (is_delta) {
+                const float base = m.s[r*S_STEP + FRAME]*query_scale;
+                const float w0 = kv_delta_follow(chain[0], product[0], base, 0.0f);
+                const float w1 = kv_delta_follow(chain[1], product[1], base, simd_broadcast(w0, 31));
+                product[0] = chain[0].empty ? 0.0f : w0 + base;
+                product[1] = chain[1].empty ? 0.0f : w1 + base;
+            }
+            for (uint n = 0; n < 2; ++n) {
+                const uint at = 32*n + lane;
+                const float bias = at < count ? bias_of(p, token, head, stream, cell + at) : HIDDEN;
+                score[n] = score_of(p, product[n], bias, slope);
+            }
+            const float before = m.softs[2*r], largest = fmaxf(before, simd_max(fmaxf(score[0], score[1])));
+            const float factor = rescale(before, largest);
+            float sum = 0.0f;
+            for (uint n = 0; n < 2; ++n) {
+                const __half weight = __float2half_rn(rescale(score[n], largest));
+                m.weights[r*P_STEP + 32*n + lane] = weight;
+                sum += __half2float(weight);
+                seen[n] |= __ballot_sync(KV_ALL_LANES, __half2float(weight) != 0.0f);
+            }
+            sum = simd_sum(sum);
+            if (lane == 0) {
+                m.softs[2*r]     = largest;
+                m.softs[2*r + 1] = fmaf(m.softs[2*r + 1], factor, sum);
+                m.factors[r]     = factor;
+            }
+        }
+        for (uint r = used + warp; r < ROWS; r += WARPS) {
+            m.weights[r*P_STEP + lane] = m.weights[r*P_STEP + 32 + lane] = __ushort_as_half(0);
+        }
+        if (lane < 2) {
+            atomicOr(&m.live[lane], lane == 0 ? seen[0] : seen[1]);
+        }
+        __syncthreads();
+
+#pragma unroll
+        for (int mb = 0; mb < MB; ++mb) {
+            const float f0 = m.factors[mb*16 + g], f1 = m.factors[mb*16 + g + 8];
+#pragma unroll
+            for (int i = 0; i < NS*4; ++i) {
+                float (&d)[4] = acc[mb][i/4][i % 4];
+                d[0] *= f0;
+                d[1] *= f0;
+                d[2] *= f1;
+                d[3] *= f1;
+            }
+        }
+#pragma unroll
+        for (int slab = 0; slab < NS; ++slab) {
+            const uint first = slab*SLAB;
+            if (first >= v_width) {
+                break;
+            }
+            const uint width = min(SLAB, v_width - first);
+            if (slab > 0) {
+                __syncthreads();
+            }
+            unpack<true>(values + cell*args.v_nb[0], args.v_nb[0], p.v_kind, p.v_size, first, width, count, m.live, m.v_levels, m.tile, nullptr);
+            __syncthreads();
+            if (warp*32 >= width) {
+                continue;
+            }
+#pragma unroll
+            for (uint i = 0; i < CELLS; i += 16) {
+                uint32_t b[2][4];
+#pragma unroll
+                for (int n = 0; n < 2; ++n) {
+                    load_matrices_transposed(b[n], m.tile + (i + lane/8 % 2*8 + lane % 8)*TILE_STEP + warp*32 + n*16 + lane/16*8);
+                }
+#pragma unroll
+                for (int mb = 0; mb < MB; ++mb) {
+                    uint32_t a[4];
+                    load_matrices(a, m.weights + (mb*16 + lane % 16)*P_STEP + i + lane/16*8);
+#pragma unroll
+                    for (int n = 0; n < 4; ++n) {
+                        mma_f16(acc[mb][slab][n], a, b[n/2][n % 2*2], b[n/2][n % 2*2 + 1]);
+                    }
+                }
+            }
+        }
+    }
+    __syncthreads();
+
+    const uint results = (stream*args.tokens)*args.heads + kv_head*heads_per_kv;
+#pragma unroll
+    for (int mb = 0; mb < MB; ++mb) {
+#pragma unroll
+        for (int half_of = 0; half_of < 2; ++half_of) {
+            const uint r = mb*16 + g + 8*half_of, row = first_row + r;
+            if (r >= used) {
+                continue;
+            }
+            const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + chunk;
+            if (warp == 0 && t == 0) {
+                p.metas[at] = make_float2(m.softs[2*r], m.softs[2*r + 1]);
+            }
+#pragma unroll
+            for (int i = 0; i < NS*4; ++i) {
+                const uint column = i/4*SLAB + warp*32 + i % 4*8 + 2*t;
+                if (column < v_width) {
+                    *(float2 *) (p.sums + at*v_width + column) =
+                        make_float2(acc[mb][i/4][i % 4][2*half_of], acc[mb][i/4][i % 4][2*half_of + 1]);
+                }
+            }
+        }
+    }
+}
+
+typedef void (*tile_kernel)(const attn_params);
+
+// Blocks of rows, and slabs of V; in the order of what is tried.
+struct tile_instance {
+    int         row_blocks, slabs;
+    tile_kernel kernel;
+};
+
+const tile_instance INSTANCES[] = {
+    { 4, 1, kv_tile<4, 1> }, { 2, 2, kv_tile<2, 2> }, { 1, 1, kv_tile<1, 1> },
+    { 1, 2, kv_tile<1, 2> }, { 1, 5, kv_tile<1, 5> }, { 1, 9, kv_tile<1, 9> },
+};
+
+uint divided(uint a, uint b) {
+    return (a + b - 1)/b;
+}
+
+}  // namespace
+
+void plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan) {
+    const uint k_width = width_of(op.k_kind, op.k_size), v_width = width_of(op.v_kind, op.v_size);
+    const uint rows = op.args.heads/op.args.kv_heads*op.args.tokens;
+    for (const tile_instance & i : INSTANCES) {
+        plan.row_blocks   = i.row_blocks;
+        plan.slabs        = i.slabs;
+        plan.shared_bytes = tile_bytes(16*i.row_blocks, k_width);
+        if ((uint) i.slabs*SLAB >= v_width && (i.row_blocks == 1 || rows > 16) && plan.shared_bytes <= device.shared_bytes) {
+            break;
+        }
+    }
+    const uint blocks = divided(rows, 16*plan.row_blocks)*op.args.kv_heads*op.args.streams;
+    const uint wanted = divided(4*device.sms, blocks);
+    const uint most   = divided(op.args.cells, 2*CELLS);
+    const uint chunks = wanted < most ? wanted : most;
+    plan.chunk_cells = divided(divided(op.args.cells, chunks ? chunks : 1), CELLS)*CELLS;
+    plan.chunks      = divided(op.args.cells, plan.chunk_cells);
+}
+
+cudaError_t launch_tile(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream) {
+    const uint rows = p.args.heads/p.args.kv_heads*p.args.tokens;
+    for (const tile_instance & i : INSTANCES) {
+        if (i.row_blocks != plan.row_blocks || i.slabs != plan.slabs) {
+            continue;
+        }
+        const cudaError_t err = cudaFuncSetAttribute(i.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) plan.shared_bytes);
+        if (err != cudaSuccess) {
+            return err;
+        }
+        const dim3 grid(divided(rows, 16*plan.row_blocks), plan.chunks, p.args.kv_heads*p.args.streams);
+        i.kernel<<<grid, THREADS, plan.shared_bytes, stream>>>(p);
+        return cudaGetLastError();
+    }
+    return cudaErrorInvalidValue;
+}
+
+}  // namespace kv
