@@ -175,6 +175,25 @@ void other_sizes() {
     }
 }
 
+// Cells enough for many chunks, and rows enough for several tiles of them.
+void long_ones() {
+    for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "srft3", "srft2" },
+                                 { "polar4", "turbo4" }, { "f16", "srft4" }, { "srft4", "q8_0" }, { "bf16", "srft4" }, { "q4_0", "srft8" } }) {
+        for (int d : { 64, 128, 256 }) {
+            for (auto [n_head, n_head_kv] : { std::pair<int, int>{ 8, 2 }, { 9, 3 }, { 16, 2 }, { 7, 1 }, { 2, 2 } }) {
+                AttentionCase c = make(k, v, d, 1, 2000 + 13*n_head);
+                c.shape.n_head    = n_head;
+                c.shape.n_head_kv = n_head_kv;
+                run(c);
+            }
+            AttentionCase c = make(k, v, d, 3, 1500);
+            c.shape.n_stream = 2;
+            run(c);
+            run(make(k, v, d, 100, 700));
+        }
+    }
+}
+
 // CPY there and back, through the views that a context shift has, and of rows as they are.
 void copies(const std::string & family, int d, ggml_type other) {
     const ggml_type our = type_for(family, d);
@@ -339,6 +358,9 @@ void run_gpu_cases(const GpuTest & test) {
         }
     }
     other_sizes();
+    if (gpu.is_fast) {
+        long_ones();
+    }
     for (const Family & f : families()) {
         copies(f.name, 128, GGML_TYPE_F32);
         copies(f.name, 80, GGML_TYPE_F16);
