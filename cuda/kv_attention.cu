@@ -238,9 +238,12 @@ cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & pl
     p.metas       = (float2 *) (base + at.metas);
     p.sums        = (float *) (base + at.sums);
 
-    cudaError_t err = kv::launch_queries(p, stream);
-    if (err == cudaSuccess) {
-        err = plan.decode ? kv::launch_decode(p, plan, stream) : kv::launch_tile(p, plan, stream);
+    cudaError_t err;
+    if (plan.decode) {
+        err = kv::launch_decode(p, plan, stream);
+    } else {
+        err = kv::launch_queries(p, stream);
+        err = err == cudaSuccess ? kv::launch_tile(p, plan, stream) : err;
     }
     return err == cudaSuccess ? kv::launch_merge(p, stream) : err;
 }

@@ -56,6 +56,7 @@ struct kv_cuda_plan {
     bool     decode;      // by the kernels of kv_decode.cu; else by those of kv_tile.cu
     int      row_blocks;  // tile: blocks of 16 query rows in a thread block
     int      slabs;       // tile: slabs of V
+    bool     staged;      // tile: rows go through shared memory
     uint32_t chunk_cells;
     uint32_t chunks;
     size_t   shared_bytes;

@@ -1,8 +1,8 @@
 // Attention of a few query rows over 4-bit rows: K of srft4 or delta4, V of srft4, head sizes 64, 128 and 256.
 //
 // A block of four warps takes one KV head, up to eight query rows and a chunk of cells; its warps take blocks of 64 cells in
-// turn, each alone, 16 cells at a time. Rows go from memory to registers, the next 16 cells while these are worked on; what
-// nobody sees is not read.
+// turn, each alone, 16 cells at a time. Rows go from memory to registers: keys while the values before
+// them are added, values while keys are multiplied. What nobody sees is not read.
 //
 //     K   16 cells x 32 values by integer tensor cores. A code of 4 bits is a selector of prmt: one lookup has the levels of the
 //         lower half of the table, one those of the upper half, and both are multiplied with the queries, so that nothing has
@@ -75,6 +75,11 @@ __host__ __device__ constexpr uint row_bytes(uint d, bool is_delta) {
 // What rows are aligned to, where the beginning of the cache is.
 __host__ __device__ constexpr uint row_align(uint d, bool is_delta) {
     return row_bytes(d, is_delta) % 8 == 0 && d >= 128 ? 8 : row_bytes(d, is_delta) % 4 == 0 ? 4 : 2;
+}
+
+// Blocks that a multiprocessor has registers for.
+__host__ __device__ constexpr uint blocks_per_sm(uint d, uint row_blocks) {
+    return d == 256 ? 2 : d == 128 && row_blocks == 2 ? 3 : 4;
 }
 
 // Bytes of K and V of one lane for 16 cells.
@@ -297,7 +302,38 @@ template <uint QB> struct decode_group {
     }
 };
 
-template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS) kv_decode(const attn_params p) {
+// Of up to 32 blocks of a warp, from `first` on, those that a row sees. Several are looked at together: each is a wait for
+// memory.
+__device__ __forceinline__ uint visible_blocks(
+        const attn_params & p, bool one_mask, uint first_row, uint used, uint kv_head, uint stream, uint first, uint end, uint count, uint lane) {
+    count = min(count, 32u);
+    if (!p.mask) {
+        return count == 32 ? ~0u : (1u << count) - 1;
+    }
+    const uint heads_per_kv = p.args.heads/p.args.kv_heads;
+    constexpr uint AT_ONCE = 8;
+    uint visible = 0;
+    for (uint r = 0; r < (one_mask ? 1 : used); ++r) {
+        const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+        for (uint n = 0; n < count; n += AT_ONCE) {
+            bool seen[AT_ONCE];
+#pragma unroll
+            for (uint i = 0; i < AT_ONCE; ++i) {
+                const uint cell = first + (n + i)*WARPS*BLOCK + lane;
+                const float a = cell < end ? bias_of(p, token, head, stream, cell) : HIDDEN;
+                const float b = cell + 32 < end ? bias_of(p, token, head, stream, cell + 32) : HIDDEN;
+                seen[i] = a != HIDDEN || b != HIDDEN;
+            }
+#pragma unroll
+            for (uint i = 0; i < AT_ONCE; ++i) {
+                visible |= simd_any(seen[i]) ? 1u << (n + i) : 0;
+            }
+        }
+    }
+    return visible;
+}
+
+template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm(D, QB)) kv_decode(const attn_params p) {
     constexpr uint C = D/64;
     constexpr uint K_ALIGN = row_align(D, DELTA);
     extern __shared__ __align__(16) uint8_t raw[];
@@ -314,8 +350,9 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
 
     for (uint i = threadIdx.x; i < 256; i += THREADS) {
         const __half2 pair = __floats2half2_rn(kv_levels_4[i % 16], kv_levels_4[i/16]);
-        for (uint l = 0; l < 32; ++l) {
-            m.table[i][(l + i) % 32] = *(const uint *) &pair;
+        const uint x = *(const uint *) &pair;
+        for (uint l = 0; l < 8; ++l) {
+            *(uint4 *) &m.table[i][(l + i) % 8*4] = make_uint4(x, x, x, x);
         }
     }
     for (uint i = threadIdx.x; i < sizeof(m.weights)/4; i += THREADS) {
@@ -364,37 +401,21 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
     decode_group<QB> group;
     // 32 blocks of this warp at a time: which of them somebody sees.
     for (uint span = warp; span < blocks; span += 32*WARPS) {
-        uint visible = 0;
-        for (uint n = 0; n < 32 && span + n*WARPS < blocks; ++n) {
-            const uint first = begin + (span + n*WARPS)*BLOCK;
-            bool seen = !p.mask;
-            for (uint r = 0; r < (one_mask ? 1 : used) && p.mask; ++r) {
-                const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
-                seen = seen || (first + lane < end && bias_of(p, token, head, stream, first + lane) != HIDDEN) ||
-                       (first + 32 + lane < end && bias_of(p, token, head, stream, first + 32 + lane) != HIDDEN);
-            }
-            visible |= simd_any(seen) ? 1u << n : 0;
-        }
+        uint visible = visible_blocks(p, one_mask, first_row, used, kv_head, stream, begin + span*BLOCK, end, (blocks - span + WARPS - 1)/WARPS, lane);
         if (visible == 0) {
             continue;
         }
         uint cell = begin + (span + (__ffs(visible) - 1)*WARPS)*BLOCK;
         visible &= visible - 1;
-        k_words<D> k, k_next;
-        v_words<D> v, v_next;
+        k_words<D> k;
+        v_words<D> v;
         load_k<D, K_ALIGN>(k, keys, k_step, cell, last, g, t);
-        load_v<D>(v, values, v_step, cell, last, g, t);
         for (bool more = true; more;) {
-            // The next 16 cells are on their way while these are worked on.
-            uint next = cell + STEP;
-            if ((next - begin) % BLOCK == 0 || next >= end) {
-                more = visible != 0;
-                next = begin + (span + (more ? __ffs(visible) - 1 : 0)*WARPS)*BLOCK;
-                visible &= visible - 1;
-            }
-            if (more) {
-                load_k<D, K_ALIGN>(k_next, keys, k_step, next, last, g, t);
-                load_v<D>(v_next, values, v_step, next, last, g, t);
+            load_v<D>(v, values, v_step, cell, last, g, t);
+            float bias[2];
+            if (one_mask || !p.mask) {
+                bias[0] = cell + g < end ? bias_of(p, 0, 0, stream, cell + g) : HIDDEN;
+                bias[1] = cell + g + 8 < end ? bias_of(p, 0, 0, stream, cell + g + 8) : HIDDEN;
             }
 
             float s[QB][4];
@@ -412,19 +433,25 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
                 }
                 group.follow(k.scales[0][0], k.scales[1][0], cell + g < end, cell + g + 8 < end, lane, s);
             }
-
-            float bias[2];
-            if (one_mask || !p.mask) {
-                bias[0] = cell + g < end ? bias_of(p, 0, 0, stream, cell + g) : HIDDEN;
-                bias[1] = cell + g + 8 < end ? bias_of(p, 0, 0, stream, cell + g + 8) : HIDDEN;
+            // Keys of the next 16 cells are on their way while these values are added; values while keys are multiplied.
+            const uint here = cell;
+            cell += STEP;
+            if ((cell - begin) % BLOCK == 0 || cell >= end) {
+                more = visible != 0;
+                cell = begin + (span + (more ? __ffs(visible) - 1 : 0)*WARPS)*BLOCK;
+                visible &= visible - 1;
             }
+            if (more) {
+                load_k<D, K_ALIGN>(k, keys, k_step, cell, last, g, t);
+            }
+
             bool larger = false;
 #pragma unroll
             for (uint qb = 0; qb < QB; ++qb) {
 #pragma unroll
                 for (uint i = 0; i < 4; ++i) {
                     if (!one_mask && p.mask) {
-                        const uint at = cell + g + i/2*8;
+                        const uint at = here + g + i/2*8;
                         bias[i/2] = at < end ? bias_of(p, tokens[qb][i % 2], heads[qb][i % 2], stream, at) : HIDDEN;
                     }
                     s[qb][i] = score_of(p, s[qb][i], bias[i/2], slope[qb][i % 2]);
@@ -468,9 +495,6 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
             add_values<D>(v, w01, w23, table, acc);
             // The next weights take the place of these.
             __syncwarp();
-            k = k_next;
-            v = v_next;
-            cell = next;
         }
     }
 #pragma unroll
@@ -536,7 +560,7 @@ bool is_aligned(const void * data, const uint64_t (&nb)[3], uint align) {
     return ((uintptr_t) data | nb[0] | nb[1] | nb[2]) % align == 0;
 }
 
-constexpr uint BLOCKS_PER_SM = 3, MOST_ROWS = 32;
+constexpr uint MOST_ROWS = 32;
 
 }  // namespace
 
@@ -552,7 +576,7 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
         return false;
     }
     const uint others = op.args.kv_heads*divided(rows, ROWS)*op.args.streams;
-    const uint wanted = BLOCKS_PER_SM*device.sms/others;
+    const uint wanted = blocks_per_sm(op.k_size, rows <= ROWS/2 ? 1 : 2)*device.sms/others;
     const uint chunks = wanted > 0 ? wanted : 1;
     plan.decode       = true;
     plan.chunk_cells  = divided(divided(op.args.cells, chunks), BLOCK)*BLOCK;

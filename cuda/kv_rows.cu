@@ -208,8 +208,8 @@ __global__ void __launch_bounds__(32*WARPS) kv_copy_rows(const rows_params p) {
 
 // groups
 
-// The group of a row of the op: its first row in the cache for head 0, and the cell in it. Nothing where the index is none
-// of the cache's.
+// The group of a unit: where its first row begins, of this head, and the cell in it. Nothing where the index is none of the
+// cache's.
 struct group_place {
     uint64_t group; // bytes from the beginning of the cache
     uint     cell;
@@ -217,33 +217,44 @@ struct group_place {
 };
 
 __device__ __forceinline__ group_place group_of(const rows_params & p, uint size, uint unit) {
-    const unit_place u = place_of(p, unit, size*p.args.value_step);
+    const kv_rows_args & args = p.args;
     group_place res;
+    if (p.index_bytes != 0 && args.rows[1]*args.rows[2] == 1 && args.cache_nb[0] == args.cell_step) {
+        // as llama.cpp writes: row numbers are cells
+        const uint row = unit/args.heads, head = unit - row*args.heads;
+        const uint8_t * at = p.index + row*args.index_nb[0];
+        const int64_t target = p.index_bytes == 8 ? *(const int64_t *) at : (int64_t) *(const int32_t *) at;
+        res.found = target >= 0 && target < (int64_t) args.cache_rows[0];
+        res.cell  = ((uint) target + args.first_cell) % args.cells % KV_DELTA_CELLS;
+        res.group = (uint64_t) ((uint) target - res.cell)*args.cell_step + (uint64_t) head*kv_row_bytes(p.kind, size);
+        return res;
+    }
+    const unit_place u = place_of(p, unit, size*args.value_step);
     res.found = u.found;
-    const uint64_t cell_of_all = u.cache/p.args.cell_step + p.args.first_cell;
-    res.cell  = (uint) (cell_of_all % p.args.cells) % KV_DELTA_CELLS;
-    res.group = u.cache - res.cell*p.args.cell_step; // of this head
+    res.cell  = (uint) ((u.cache/args.cell_step + args.first_cell) % args.cells) % KV_DELTA_CELLS;
+    res.group = u.cache - res.cell*args.cell_step;
     return res;
 }
 
-// What a warp keeps from row to row: in lane-interleaved shared memory the I-frame m and the deviation u of row `at`.
+// What a warp keeps from row to row. Rows of the group are in memory; which of them are written and which are chained is
+// here, so that a row is written without waiting for another.
 struct group_writer {
     uint8_t * group;
     uint64_t  step;
-    uint      rows; // of the group
-    int       at;   // the row whose deviation is in u, -1 for none
+    uint      rows;    // of the group
+    int       at;      // the row whose deviation is in u, -1 for none
+    uint64_t  written; // a bit for each row
+    uint64_t  chained;
+
+    __device__ __forceinline__ bool is_written(uint t) const { return (written >> t & 1) != 0; }
+    // Has row t a row before it that it is chained to?
+    __device__ __forceinline__ bool is_chained(uint t) const { return t > 0 && (chained >> t & 1) != 0 && is_written(t - 1); }
 };
 
-// Has row t of a group a row before it that it is chained to?
-__device__ __forceinline__ bool is_chained(const uint8_t * group, uint64_t step, uint t) {
-    return t > 0 && kv_delta_kind(group + t*step) == KV_DELTA_CHAINED && kv_delta_kind(group + (t - 1)*step) != KV_DELTA_EMPTY;
-}
-
-// u becomes the deviation of row t, from that of row t - 1.
+// u becomes the deviation of row t, which lies at `row`, from that of row t - 1.
 __device__ __forceinline__ void writer_step(
-        const group_writer & w, uint kind, uint size, uint t, const float * m, const float * levels, uint lane, float * u) {
-    const uint8_t * row = w.group + t*w.step;
-    const bool chained = is_chained(w.group, w.step, t), alone = kv_delta_kind(row) == KV_DELTA_ALONE;
+        const group_writer & w, uint kind, uint size, uint t, const uint8_t * row, const float * m, const float * levels, uint lane, float * u) {
+    const bool chained = w.is_chained(t), alone = kv_delta_kind(row) == KV_DELTA_ALONE;
     for (uint i = lane; i < size; i += 32) {
         const float d = kv_row_value(row, kind, size, i, levels);
         u[i] = chained ? fmaf(u[i], KV_DELTA_RHO, d) : alone ? d - m[i] : d;
@@ -251,25 +262,25 @@ __device__ __forceinline__ void writer_step(
 }
 
 // Brings u to row t, which is written.
-__device__ void writer_go_to(
-        group_writer & w, uint kind, uint size, uint t, const float * m, const float * levels, uint lane, float * u) {
+__device__ void writer_go_to(group_writer & w, uint kind, uint size, uint t, const float * m, const float * levels, uint lane, float * u) {
     if (w.at == (int) t) {
         return;
     }
     uint first = t;
-    while (w.at + 1 != (int) first && is_chained(w.group, w.step, first)) {
+    while (w.at + 1 != (int) first && w.is_chained(first)) {
         --first;
     }
     for (uint row = first; row <= t; ++row) {
-        writer_step(w, kind, size, row, m, levels, lane, u);
+        writer_step(w, kind, size, row, w.group + row*w.step, m, levels, lane, u);
     }
     w.at = (int) t;
 }
 
-// Codes a key in row t, from the deviation `before` of the row before where there is one and it helps.
+// Codes a key for row t, from the deviation `before` of the row before where there is one and it helps: in `line`, and from
+// there to its row.
 __device__ __forceinline__ void writer_encode(
-        const group_writer & w, uint kind, uint size, uint t, const float * key, const float * m, const float * before,
-        bool has_before, uint lane, float * work) {
+        group_writer & w, uint kind, uint size, uint t, const float * key, const float * m, const float * before, bool has_before,
+        uint lane, float * work, uint8_t * line) {
     float alone = 0.0f, restart = 0.0f, chained = 0.0f;
     for (uint i = lane; i < size; i += 32) {
         const float x = key[i], from_m = x - m[i];
@@ -292,18 +303,23 @@ __device__ __forceinline__ void writer_encode(
                   : row_kind == KV_DELTA_RESTART ? from_m
                                                  : key[i];
     }
-    kv_srft_encode(work, kind == KV_KIND_DELTA4 ? 4 : 3, size, row_kind, lane, w.group + t*w.step);
-    // The row is read again, by other lanes.
+    if (kind == KV_KIND_DELTA4) {
+        kv_srft_encode(work, 4, size, row_kind, lane, line);
+    } else {
+        kv_srft_encode(work, 3, size, row_kind, lane, line);
+    }
     __syncwarp();
+    uint16_t * row = (uint16_t *) (w.group + t*w.step);
+    for (uint i = lane; i < kv_delta_share(kind, size)/2; i += 32) {
+        row[i] = ((const uint16_t *) line)[i];
+    }
+    w.written |= 1ull << t;
+    w.chained = (w.chained & ~(1ull << t)) | (uint64_t) (row_kind == KV_DELTA_CHAINED) << t;
 }
 
 // The I-frame of a group: the key; zeros where rows are there already without one.
 __device__ void writer_found(group_writer & w, uint kind, uint size, const float * key, uint lane, float * m) {
-    bool taken = false;
-    for (uint t = lane; t < w.rows; t += 32) {
-        taken = taken || kv_delta_kind(w.group + t*w.step) != KV_DELTA_EMPTY;
-    }
-    taken = simd_any(taken);
+    const bool taken = w.written != 0;
     bool beyond = false;
     for (uint i = lane; i < size; i += 32) {
         m[i] = taken ? 0.0f : key[i];
@@ -328,6 +344,15 @@ __device__ void writer_found(group_writer & w, uint kind, uint size, const float
     w.at = -1;
 }
 
+// Values that a lane loads of a row.
+__host__ __device__ constexpr uint lane_floats(uint size) {
+    return size ? (size + 31)/32 : KV_LARGEST_SIZE/32;
+}
+
+__host__ __device__ inline uint line_floats(uint size) {
+    return (size + 128)/4; // a row of delta4 has fewer bytes than size + 128
+}
+
 // One warp for (row of the op, head of the row).
 template <uint SIZE> __global__ void __launch_bounds__(32) kv_set_groups(const rows_params p) {
     extern __shared__ float memory[];
@@ -339,11 +364,12 @@ template <uint SIZE> __global__ void __launch_bounds__(32) kv_set_groups(const r
     if (!mine.found) {
         return;
     }
-    for (uint base = own % stride; base < own; base += 32*stride) {
-        const uint unit = base + lane*stride;
+    // The nearest first: most rows follow one of their group.
+    for (int last = (int) own - (int) stride; last >= 0; last -= (int) (32*stride)) {
+        const int unit = last - (int) (lane*stride);
         bool same = false;
-        if (unit < own) {
-            const group_place other = group_of(p, size, unit);
+        if (unit >= 0) {
+            const group_place other = group_of(p, size, (uint) unit);
             same = other.found && other.group == mine.group;
         }
         if (simd_any(same)) {
@@ -353,6 +379,7 @@ template <uint SIZE> __global__ void __launch_bounds__(32) kv_set_groups(const r
 
     float * m = memory, * u = m + size, * key = u + size, * work = key + size, * spare = work + size;
     float * levels = spare + size;
+    uint8_t * line = (uint8_t *) (levels + 16);
     kv_row_levels(kind, lane, levels);
     group_writer w;
     w.group = p.to + mine.group;
@@ -360,6 +387,11 @@ template <uint SIZE> __global__ void __launch_bounds__(32) kv_set_groups(const r
     w.at    = -1;
     const uint64_t first_cell = mine.group/w.step + p.args.first_cell;
     w.rows = ::min((uint) KV_DELTA_CELLS, p.args.cells - (uint) (first_cell % p.args.cells));
+    const uint kind0 = lane < w.rows ? kv_delta_kind(w.group + lane*w.step) : KV_DELTA_EMPTY;
+    const uint kind1 = lane + 32 < w.rows ? kv_delta_kind(w.group + (lane + 32)*w.step) : KV_DELTA_EMPTY;
+    w.written = __ballot_sync(KV_ALL_LANES, kind0 != KV_DELTA_EMPTY) | (uint64_t) __ballot_sync(KV_ALL_LANES, kind1 != KV_DELTA_EMPTY) << 32;
+    w.chained = __ballot_sync(KV_ALL_LANES, kind0 == KV_DELTA_CHAINED) | (uint64_t) __ballot_sync(KV_ALL_LANES, kind1 == KV_DELTA_CHAINED) << 32;
+    bool framed = (*(const uint16_t *) (w.group + kv_delta_share(kind, size)) & 1) != 0;
     for (uint i = lane; i < size; i += 32) {
         m[i] = kv_delta_frame(w.group, w.step, kind, size, w.rows, i);
     }
@@ -374,28 +406,46 @@ template <uint SIZE> __global__ void __launch_bounds__(32) kv_set_groups(const r
             same = other.found && other.group == mine.group;
             cell = other.cell;
         }
-        for (uint left = __ballot_sync(KV_ALL_LANES, same); left != 0; left &= left - 1) {
-            const uint from = __ffs(left) - 1, t = __shfl_sync(KV_ALL_LANES, cell, from);
+        uint left = __ballot_sync(KV_ALL_LANES, same);
+        // A row of floats is on its way while the one before is coded.
+        float x[lane_floats(SIZE)];
+        const auto load = [&](uint from) {
             const unit_place place = place_of(p, base + from*stride, size*p.args.value_step);
-            uint8_t * target = w.group + t*w.step;
+            for (uint n = 0; n < lane_floats(SIZE); ++n) {
+                const uint i = lane + 32*n;
+                x[n] = i < size ? kv_float_at(p.from + place.floats + i*p.args.value_step, p.float_kind) : 0.0f;
+            }
+        };
+        if (left != 0) {
+            load(__ffs(left) - 1);
+        }
+        while (left != 0) {
+            const uint t = __shfl_sync(KV_ALL_LANES, cell, __ffs(left) - 1);
+            left &= left - 1;
             bool zero = true;
-            for (uint i = lane; i < size; i += 32) {
-                const float x = kv_float_at(p.from + place.floats + i*p.args.value_step, p.float_kind);
-                zero = zero && (__float_as_uint(x) & 0x7fffffffu) == 0;
-                key[i] = clean(x);
+            __syncwarp();
+            for (uint n = 0; n < lane_floats(SIZE); ++n) {
+                zero = zero && (__float_as_uint(x[n]) & 0x7fffffffu) == 0;
+                if (lane + 32*n < size) {
+                    key[lane + 32*n] = clean(x[n]);
+                }
+            }
+            if (left != 0) {
+                load(__ffs(left) - 1);
             }
             // A key of zeros leaves an empty cell alone: it reads as zeros already.
-            if (simd_all(zero) && kv_delta_kind(target) == KV_DELTA_EMPTY) {
+            if (simd_all(zero) && !w.is_written(t)) {
                 continue;
             }
             kv_rotate_from(key, size, KV_SIGNS_ROTATION, 1.0f, lane, key);
             __syncwarp();
-            if ((*(const uint16_t *) (w.group + kv_delta_share(kind, size)) & 1) == 0) {
+            if (!framed) {
                 writer_found(w, kind, size, key, lane, m);
+                framed = true;
             }
             // The row behind, if it is chained to what is overwritten, is kept as the key that it stands for.
-            const bool has_before = t > 0 && kv_delta_kind(target - w.step) != KV_DELTA_EMPTY;
-            const bool has_after = t + 1 < w.rows && kv_delta_kind(target + w.step) == KV_DELTA_CHAINED;
+            const bool has_before = t > 0 && w.is_written(t - 1);
+            const bool has_after = t + 1 < w.rows && (w.chained >> (t + 1) & 1) != 0;
             if (has_after) {
                 writer_go_to(w, kind, size, t + 1, m, levels, lane, u);
                 for (uint i = lane; i < size; i += 32) {
@@ -405,13 +455,13 @@ template <uint SIZE> __global__ void __launch_bounds__(32) kv_set_groups(const r
             if (has_before) {
                 writer_go_to(w, kind, size, t - 1, m, levels, lane, u);
             }
-            writer_encode(w, kind, size, t, key, m, u, has_before, lane, work);
-            writer_step(w, kind, size, t, m, levels, lane, u);
+            writer_encode(w, kind, size, t, key, m, u, has_before, lane, work, line);
+            writer_step(w, kind, size, t, line, m, levels, lane, u);
             w.at = (int) t;
             if (has_after) {
-                writer_encode(w, kind, size, t + 1, spare, m, u, false, lane, work);
+                __syncwarp();
+                writer_encode(w, kind, size, t + 1, spare, m, u, false, lane, work, line);
             }
-            __syncwarp();
         }
     }
 }
@@ -432,7 +482,7 @@ cudaError_t kv_cuda_set_rows(const kv_cuda_rows & op, cudaStream_t stream) {
         return cudaSuccess;
     }
     if (KV_KIND_IS_DELTA(op.kind)) {
-        KV_BY_SIZE(op.size, kv_set_groups)<<<op.args.units, 32, sizeof(float)*KV_DELTA_FLOATS(op.size), stream>>>(p);
+        KV_BY_SIZE(op.size, kv_set_groups)<<<op.args.units, 32, sizeof(float)*(KV_DELTA_FLOATS(op.size) + line_floats(op.size)), stream>>>(p);
     } else {
         const size_t shared = sizeof(float)*WARPS*KV_ROWS_FLOATS(op.size);
         KV_BY_SIZE(op.size, kv_set_rows)<<<(op.args.units + WARPS - 1)/WARPS, 32*WARPS, shared, stream>>>(p);

@@ -9,7 +9,9 @@
 //     softmax           a warp for a row, two cells a lane
 //     O' = D O' + P V   a slab of V the same way, but as values; each warp has 32 columns of each slab
 //
-// Tiles that no row sees are skipped before they are read. Rows of V that nobody sees may hold anything: they are zero.
+// Rows travel to shared memory as they are stored while other work is done, V's while scores are computed, the next tile's K
+// while V is added; where shared memory is too small for that they are read where they lie. Tiles that no row sees are skipped
+// before they are read. Rows of V that nobody sees may hold anything: they are zero.
 //
 // delta: a tile is a group. Its I-frame is one more row of K, so that q.m is one more product; the recursion runs over the
 // rows of S, two cells a lane.
@@ -41,14 +43,46 @@ struct tile_memory {
     float *  query_scale; // [row]
     float *  k_levels, * v_levels; // [16]
     uint *   live;        // [2]: cells that somebody sees, a bit each
+    uint *   k_pairs, * v_pairs;   // [256]: two levels of 4 bits as halves, of V by the unit of scales
+    uint8_t * k_raw, * v_raw;      // [cell][raw_step]: rows as they are stored
 };
+
+// Bytes of the row of one head.
+__host__ __device__ inline uint stored_bytes(uint kind, uint size) {
+    switch (kind) {
+        case KV_KIND_F32:  return 4*size;
+        case KV_KIND_F16:
+        case KV_KIND_BF16: return 2*size;
+        case KV_KIND_Q8_0: return size/32*34;
+        case KV_KIND_Q4_0: return size/32*18;
+        default:           break;
+    }
+    const uint scales = size/(size % 32 == 0 ? 32 : 16)*2;
+    switch (kind) {
+        case KV_KIND_SRFT8:  return scales + size;
+        case KV_KIND_SRFT4:  return scales + size/2;
+        case KV_KIND_SRFT3:  return scales + size*3/8;
+        case KV_KIND_SRFT2:  return scales + size/4;
+        case KV_KIND_DELTA4: return scales + size/2 + (size + 63)/64*2;
+        case KV_KIND_DELTA3: return scales + size*3/8 + (size + 63)/64*2;
+        case KV_KIND_POLAR4: return size/16*2 + (size/16*14 + 7)/8 + size/16*4;
+        case KV_KIND_POLAR3: return size/16*2 + (size/16*14 + 7)/8 + size/16*3;
+        case KV_KIND_TURBO4: return 4 + size*3/8 + size/8;
+        case KV_KIND_TURBO3: return 4 + size/4 + size/8;
+        default:             return 2 + size/8;
+    }
+}
+
+__host__ __device__ inline uint raw_step_of(uint kind, uint size) {
+    return (stored_bytes(kind, size) + 15)/16*16;
+}
 
 __host__ __device__ constexpr size_t tile_bytes(uint rows, uint k_width) {
     return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS*TILE_STEP + rows*P_STEP) +
-           sizeof(float)*(K_ROWS*SCALES + rows*S_STEP + 4*rows + 32 + 2);
+           sizeof(float)*(K_ROWS*SCALES + rows*S_STEP + 4*rows + 32 + 4 + 2*256);
 }
 
-__device__ __forceinline__ tile_memory carve(uint8_t * memory, uint rows, uint k_width) {
+__device__ __forceinline__ tile_memory carve(uint8_t * memory, uint rows, uint k_width, uint k_raw_bytes) {
     tile_memory m;
     m.high        = (__half *) memory;
     m.low         = m.high + rows*(k_width + 8);
@@ -62,6 +96,10 @@ __device__ __forceinline__ tile_memory carve(uint8_t * memory, uint rows, uint k
     m.k_levels    = m.query_scale + rows;
     m.v_levels    = m.k_levels + 16;
     m.live        = (uint *) (m.v_levels + 16);
+    m.k_pairs     = m.live + 4;
+    m.v_pairs     = m.k_pairs + 256;
+    m.k_raw       = (uint8_t *) (m.v_pairs + 256);
+    m.v_raw       = m.k_raw + k_raw_bytes;
     return m;
 }
 
@@ -120,6 +158,97 @@ __device__ __forceinline__ void four_of(const uint8_t * row, uint kind, uint siz
     }
 }
 
+// Rows of 4-bit levels in chunks of 64.
+__device__ __forceinline__ bool is_4_bit(uint kind, uint size) {
+    return (kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4) && size % 64 == 0;
+}
+
+__device__ __forceinline__ void fill_pairs(float unit, uint thread, uint * pairs) {
+    for (uint i = thread; i < 256; i += THREADS) {
+        const __half2 pair = __floats2half2_rn(kv_levels_4[i % 16]*unit, kv_levels_4[i/16]*unit);
+        pairs[i] = *(const uint *) &pair;
+    }
+}
+
+// Rows as they are stored to shared memory, by all threads; they are there behind wait_staged and a barrier.
+__device__ __forceinline__ void stage(const uint8_t * rows, uint64_t step, uint bytes, uint count, uint raw_step, uint8_t * raw) {
+    const uint align = (uint) ((uintptr_t) rows | step | bytes);
+    const uint unit = align % 16 == 0 ? 16 : align % 8 == 0 ? 8 : align % 4 == 0 ? 4 : align % 2 == 0 ? 2 : 1;
+    const uint units = bytes/unit, magic = 0xffffffffu/units + 1;
+    for (uint i = threadIdx.x; i < count*units; i += THREADS) {
+        const uint cell = units == 1 ? i : __umulhi(i, magic), at = (i - cell*units)*unit;
+        const uint8_t * from = rows + cell*step + at;
+        uint8_t * to = raw + cell*raw_step + at;
+#if __CUDA_ARCH__ >= 800
+        const uint address = (uint) __cvta_generic_to_shared(to);
+        if (unit == 16) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(address), "l"(from) : "memory");
+        } else if (unit == 8) {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"(address), "l"(from) : "memory");
+        } else if (unit == 4) {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(address), "l"(from) : "memory");
+        } else
+#else
+        if (unit >= 4) {
+            for (uint n = 0; n < unit; n += 4) {
+                *(uint *) (to + n) = *(const uint *) (from + n);
+            }
+        } else
+#endif
+        if (unit == 2) {
+            *(uint16_t *) to = *(const uint16_t *) from;
+        } else {
+            *to = *from;
+        }
+    }
+}
+
+// One group of copies ends here.
+__device__ __forceinline__ void commit_staged() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// All groups but the last are there.
+__device__ __forceinline__ void wait_staged() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ uint times(uint pair, uint scale) {
+    const __half2 x = __hmul2(*(const __half2 *) &pair, *(const __half2 *) &scale);
+    return *(const uint *) &x;
+}
+
+// `unpack` of 4-bit rows in shared memory: a word of codes is four values of one scale and four of the next.
+template <bool VALUES> __device__ __forceinline__ void unpack_4_bit(
+        const uint8_t * raw, uint step, uint size, uint first, uint width, uint count, const uint * live, const uint * pairs, __half * tile, float * scales) {
+    const uint words = width/8, word = threadIdx.x % words, c = word/8, j = word % 8*4;
+#pragma unroll 4
+    for (uint cell = threadIdx.x/words; cell < CELLS; cell += THREADS/words) {
+        const bool there = VALUES ? (live[cell/32] >> cell % 32 & 1) != 0 : cell < count;
+        const uint8_t * row = raw + cell*step;
+        const uint both = there ? *(const uint *) (row + (first/64 + c)*4) : 0;
+        const uint codes = there ? *(const uint *) (row + size/16 + first/2 + 4*word) : 0;
+        const uint low = codes & 0x0f0f0f0f, high = codes >> 4 & 0x0f0f0f0f, l = low | low >> 4, h = high | high >> 4;
+        uint x[4] = { pairs[l & 0xff], pairs[l >> 16 & 0xff], pairs[h & 0xff], pairs[h >> 16 & 0xff] };
+        const uint s0 = (both & 0x7c00) != 0x7c00 ? both & 0xffff : 0, s1 = (both & 0x7c000000) != 0x7c000000 ? both >> 16 : 0;
+        if (VALUES) {
+            x[0] = times(x[0], s0*0x10001);
+            x[1] = times(x[1], s0*0x10001);
+            x[2] = times(x[2], s1*0x10001);
+            x[3] = times(x[3], s1*0x10001);
+        } else if (j == 0) {
+            const float a = __half2float(__ushort_as_half((unsigned short) s0))/KV_SRFT_UNIT, b = __half2float(__ushort_as_half((unsigned short) s1))/KV_SRFT_UNIT;
+            *(float4 *) (scales + cell*SCALES + 4*c) = make_float4(a, a, b, b);
+        }
+        *(uint2 *) (tile + cell*TILE_STEP + 64*c + j)      = make_uint2(x[0], x[1]);
+        *(uint2 *) (tile + cell*TILE_STEP + 64*c + 32 + j) = make_uint2(x[2], x[3]);
+    }
+}
+
 __device__ __forceinline__ uint2 four_halves(const float (&x)[4]) {
     const __half2 a = __floats2half2_rn(x[0], x[1]), b = __floats2half2_rn(x[2], x[3]);
     return { *(const uint *) &a, *(const uint *) &b };
@@ -175,12 +304,14 @@ __device__ __forceinline__ void unpack_frame(
     }
 }
 
-template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(const attn_params p) {
+template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(const attn_params p, bool staged) {
     extern __shared__ __align__(16) uint8_t memory[];
     constexpr uint ROWS = 16*MB;
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
     const uint k_width = kv_width(p.k_kind, p.k_size), v_width = kv_width(p.v_kind, p.v_size), query_step = k_width + 8;
-    const tile_memory m = carve(memory, ROWS, k_width);
+    const uint k_raw_step = raw_step_of(p.k_kind, p.k_size), v_raw_step = raw_step_of(p.v_kind, p.v_size);
+    const uint k_bytes = stored_bytes(p.k_kind, p.k_size), v_bytes = stored_bytes(p.v_kind, p.v_size);
+    const tile_memory m = carve(memory, ROWS, k_width, staged ? CELLS*k_raw_step : 0);
     const kv_attn_args & args = p.args;
     const bool is_delta = KV_KIND_IS_DELTA(p.k_kind);
     const uint heads_per_kv = args.heads/args.kv_heads, all_rows = heads_per_kv*args.tokens;
@@ -192,6 +323,8 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
 
     fill_levels(p.k_kind, threadIdx.x, m.k_levels);
     fill_levels(p.v_kind, threadIdx.x, m.v_levels);
+    fill_pairs(1.0f, threadIdx.x, m.k_pairs);
+    fill_pairs(1.0f/KV_SRFT_UNIT, threadIdx.x, m.v_pairs);
     const size_t query_row = (size_t) (stream*args.kv_heads + kv_head)*all_rows + first_row;
     for (uint i = threadIdx.x; i < ROWS*k_width/8; i += THREADS) {
         const uint r = i/(k_width/8), at = i % (k_width/8)*8;
@@ -220,28 +353,63 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
     const uint end = min(args.cells, (chunk + 1)*args.chunk_cells);
     const uint first_token = first_row/heads_per_kv, last_token = (first_row + used - 1)/heads_per_kv;
 
-    for (uint cell = chunk*args.chunk_cells; cell < end; cell += CELLS) {
-        bool any = !p.mask;
-        if (p.mask && args.mask_rows[0] == 1) {
-            for (uint token = first_token + warp; token <= last_token && !any; token += WARPS) {
-                any = (cell + lane < end && bias_of(p, token, 0, stream, cell + lane) != HIDDEN) ||
-                      (cell + 32 + lane < end && bias_of(p, token, 0, stream, cell + 32 + lane) != HIDDEN);
+    // The first tile from `cell` on that a row sees; a barrier for all.
+    const auto visible_from = [&](uint cell) {
+        for (; cell < end; cell += CELLS) {
+            bool any = !p.mask;
+            if (p.mask && args.mask_rows[0] == 1) {
+                for (uint token = first_token + warp; token <= last_token && !any; token += WARPS) {
+                    any = (cell + lane < end && bias_of(p, token, 0, stream, cell + lane) != HIDDEN) ||
+                          (cell + 32 + lane < end && bias_of(p, token, 0, stream, cell + 32 + lane) != HIDDEN);
+                }
+            } else if (p.mask) {
+                for (uint r = warp; r < used && !any; r += WARPS) {
+                    const uint token = (first_row + r)/heads_per_kv, head = kv_head*heads_per_kv + (first_row + r) % heads_per_kv;
+                    any = (cell + lane < end && bias_of(p, token, head, stream, cell + lane) != HIDDEN) ||
+                          (cell + 32 + lane < end && bias_of(p, token, head, stream, cell + 32 + lane) != HIDDEN);
+                }
             }
-        } else if (p.mask) {
-            for (uint r = warp; r < used && !any; r += WARPS) {
-                const uint token = (first_row + r)/heads_per_kv, head = kv_head*heads_per_kv + (first_row + r) % heads_per_kv;
-                any = (cell + lane < end && bias_of(p, token, head, stream, cell + lane) != HIDDEN) ||
-                      (cell + 32 + lane < end && bias_of(p, token, head, stream, cell + 32 + lane) != HIDDEN);
+            if (__syncthreads_or(any)) {
+                break;
             }
         }
+        return cell;
+    };
+    // An I-frame also lies in rows that are not looked at.
+    const auto k_count = [&](uint cell) { return min(CELLS, (is_delta ? args.k_cells : end) - cell); };
+    const auto stage_k = [&](uint cell) {
+        if (staged && cell < end) {
+            stage(keys + cell*args.k_nb[0], args.k_nb[0], k_bytes, k_count(cell), k_raw_step, m.k_raw);
+        }
+        commit_staged();
+    };
+
+    uint next = visible_from(chunk*args.chunk_cells);
+    stage_k(next);
+    while (next < end) {
+        const uint cell = next, count = min(CELLS, end - cell);
+        const uint8_t * k_rows = staged ? m.k_raw : keys + cell*args.k_nb[0];
+        const uint8_t * v_rows = staged ? m.v_raw : values + cell*args.v_nb[0];
+        const uint64_t k_step = staged ? k_raw_step : args.k_nb[0], v_step = staged ? v_raw_step : args.v_nb[0];
+        if (staged) {
+            stage(values + cell*args.v_nb[0], args.v_nb[0], v_bytes, count, v_raw_step, m.v_raw);
+        }
+        commit_staged();
+        // Masks are asked for early, too.
+        float bias[4*MB][2];
+#pragma unroll
+        for (uint n = 0; n < 4*MB; ++n) {
+            const uint row = first_row + min(warp + 4*n, used - 1), token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+            bias[n][0] = lane < count ? bias_of(p, token, head, stream, cell + lane) : HIDDEN;
+            bias[n][1] = lane + 32 < count ? bias_of(p, token, head, stream, cell + 32 + lane) : HIDDEN;
+        }
+        next = visible_from(cell + CELLS);
+        wait_staged();
         // Also the end of the tile before.
-        if (!__syncthreads_or(any)) {
-            continue;
-        }
+        __syncthreads();
         if (threadIdx.x < 2) {
             m.live[threadIdx.x] = 0;
         }
-        const uint count = min(CELLS, end - cell);
 
         float scores[MB][2][4], frame[4];
 #pragma unroll
@@ -257,10 +425,13 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
             if (first > 0) {
                 __syncthreads();
             }
-            unpack<false>(keys + cell*args.k_nb[0], args.k_nb[0], p.k_kind, p.k_size, first, width, count, nullptr, m.k_levels, m.tile, m.scales);
+            if (staged && is_4_bit(p.k_kind, p.k_size)) {
+                unpack_4_bit<false>(k_rows, k_raw_step, p.k_size, first, width, count, nullptr, m.k_pairs, m.tile, m.scales);
+            } else {
+                unpack<false>(k_rows, k_step, p.k_kind, p.k_size, first, width, count, nullptr, m.k_levels, m.tile, m.scales);
+            }
             if (is_delta) {
-                unpack_frame(keys + cell*args.k_nb[0], args.k_nb[0], p.k_kind, p.k_size, min(CELLS, args.k_cells - cell), first, width,
-                             m.tile, m.scales);
+                unpack_frame(k_rows, k_step, p.k_kind, p.k_size, k_count(cell), first, width, m.tile, m.scales);
             }
             __syncthreads();
             for (uint i = 0; i < width; i += 16) {
@@ -314,15 +485,24 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
 
         kv_delta_chain chain[2];
         if (is_delta) {
-            const uint8_t * row = keys + (cell + lane)*args.k_nb[0];
+            const uint8_t * row = k_rows + lane*k_step;
             const uint kind0 = lane < count ? kv_delta_kind(row) : KV_DELTA_EMPTY;
-            const uint kind1 = lane + 32 < count ? kv_delta_kind(row + 32*args.k_nb[0]) : KV_DELTA_EMPTY;
+            const uint kind1 = lane + 32 < count ? kv_delta_kind(row + 32*k_step) : KV_DELTA_EMPTY;
             chain[0] = kv_delta_chain_of(kind0, true, false, lane);
             chain[1] = kv_delta_chain_of(kind1, false, simd_broadcast((uint) !chain[0].empty, 31) != 0, lane);
         }
+        if (is_delta) {
+            __syncthreads(); // the kinds have been read
+        }
+        stage_k(next);
         uint seen[2] = { 0, 0 };
-        for (uint r = warp; r < used; r += WARPS) {
-            const uint token = (first_row + r)/heads_per_kv, head = kv_head*heads_per_kv + (first_row + r) % heads_per_kv;
+#pragma unroll
+        for (uint turn = 0; turn < 4*MB; ++turn) {
+            const uint r = warp + 4*turn;
+            if (r >= used) {
+                break;
+            }
+            const uint head = kv_head*heads_per_kv + (first_row + r) % heads_per_kv;
             const float slope = slope_of(p, head), query_scale = m.query_scale[r];
             float product[2], score[2];
             for (uint n = 0; n < 2; ++n) {
@@ -336,9 +516,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
                 product[1] = chain[1].empty ? 0.0f : w1 + base;
             }
             for (uint n = 0; n < 2; ++n) {
-                const uint at = 32*n + lane;
-                const float bias = at < count ? bias_of(p, token, head, stream, cell + at) : HIDDEN;
-                score[n] = score_of(p, product[n], bias, slope);
+                score[n] = score_of(p, product[n], bias[turn][n], slope);
             }
             const float before = m.softs[2*r], largest = fmaxf(before, simd_max(fmaxf(score[0], score[1])));
             const float factor = rescale(before, largest);
@@ -362,6 +540,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
         if (lane < 2) {
             atomicOr(&m.live[lane], lane == 0 ? seen[0] : seen[1]);
         }
+        wait_staged();
         __syncthreads();
 
 #pragma unroll
@@ -386,7 +565,11 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
             if (slab > 0) {
                 __syncthreads();
             }
-            unpack<true>(values + cell*args.v_nb[0], args.v_nb[0], p.v_kind, p.v_size, first, width, count, m.live, m.v_levels, m.tile, nullptr);
+            if (staged && is_4_bit(p.v_kind, p.v_size)) {
+                unpack_4_bit<true>(v_rows, v_raw_step, p.v_size, first, width, count, m.live, m.v_pairs, m.tile, nullptr);
+            } else {
+                unpack<true>(v_rows, v_step, p.v_kind, p.v_size, first, width, count, m.live, m.v_levels, m.tile, nullptr);
+            }
             __syncthreads();
             if (warp*32 >= width) {
                 continue;
@@ -437,7 +620,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
     }
 }
 
-typedef void (*tile_kernel)(const attn_params);
+typedef void (*tile_kernel)(const attn_params, bool);
 
 // Blocks of rows, and slabs of V; in the order of what is tried.
 struct tile_instance {
@@ -467,6 +650,9 @@ void plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_c
             break;
         }
     }
+    const size_t raw = CELLS*(raw_step_of(op.k_kind, op.k_size) + raw_step_of(op.v_kind, op.v_size));
+    plan.staged = plan.shared_bytes + raw <= device.shared_bytes;
+    plan.shared_bytes += plan.staged ? raw : 0;
     const uint blocks = divided(rows, 16*plan.row_blocks)*op.args.kv_heads*op.args.streams;
     const uint wanted = divided(4*device.sms, blocks);
     const uint most   = divided(op.args.cells, 2*CELLS);
@@ -486,7 +672,7 @@ cudaError_t launch_tile(const attn_params & p, const kv_cuda_plan & plan, cudaSt
             return err;
         }
         const dim3 grid(divided(rows, 16*plan.row_blocks), plan.chunks, p.args.kv_heads*p.args.streams);
-        i.kernel<<<grid, THREADS, plan.shared_bytes, stream>>>(p);
+        i.kernel<<<grid, THREADS, plan.shared_bytes, stream>>>(p, plan.staged);
         return cudaGetLastError();
     }
     return cudaErrorInvalidValue;

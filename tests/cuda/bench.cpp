@@ -156,6 +156,15 @@ double writing(ggml_backend_t backend, ggml_type type, int64_t width, int tokens
 
 void bench(ggml_backend_t backend, const BenchOptions & options) {
     printf("device: %s\nms of one op; decode of one token; x: times as fast as f16\n", ggml_backend_dev_description(ggml_backend_get_device(backend)));
+    printf("writing a layer of 8 x 128:\n");
+    for (const char * type : { "f16", "q4_0", "srft4", "srft8", "srft3", "delta4", "delta3", "polar4", "turbo4", "qjl1" }) {
+        printf("  %-8s", type);
+        for (int tokens : { 1, 16, 512 }) {
+            printf(" %4d tokens %8.4f", tokens, writing(backend, type_for(type, 128), 8*128, tokens));
+        }
+        printf("\n");
+        fflush(stdout);
+    }
     std::vector<std::string> pairs = { "f16/f16", "q8_0/q8_0", "q4_0/q4_0" };
     pairs.insert(pairs.end(), options.pairs.begin(), options.pairs.end());
     struct Row {
@@ -181,14 +190,5 @@ void bench(ggml_backend_t backend, const BenchOptions & options) {
             printf("  %-14s %8.4f  x %.2f\n", pair.c_str(), ms, of_f16/ms);
             fflush(stdout);
         }
-    }
-    printf("writing a layer of 8 x 128:\n");
-    for (const char * type : { "f16", "q4_0", "srft4", "srft8", "srft3", "delta4", "delta3", "polar4", "turbo4", "qjl1" }) {
-        printf("  %-8s", type);
-        for (int tokens : { 1, 16, 512 }) {
-            printf(" %4d tokens %8.4f", tokens, writing(backend, type_for(type, 128), 8*128, tokens));
-        }
-        printf("\n");
-        fflush(stdout);
     }
 }
