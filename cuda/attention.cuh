@@ -43,28 +43,40 @@ static __device__ __forceinline__ float slope_of(const attn_params & p, uint hea
     return head < base ? exp2f(log2f(p.args.slope_low)*(float) (head + 1)) : exp2f(log2f(p.args.slope_high)*(float) (2*(head - base) + 1));
 }
 
-// What the mask adds to the score of a cell, HIDDEN where it must not be seen.
-static __device__ __forceinline__ float bias_of(const attn_params & p, uint token, uint head, uint stream, uint cell) {
+constexpr float LOG2_E = 1.44269504f;
+
+// Where the row of the mask begins; masks are below 4 GiB.
+static __device__ __forceinline__ uint mask_offset(const attn_params & p, uint token, uint head, uint stream) {
+    return (uint) (token*p.args.mask_nb[0] + head % p.args.mask_rows[0]*p.args.mask_nb[1] + stream % p.args.mask_rows[1]*p.args.mask_nb[2]);
+}
+
+// What the mask adds to the score of a cell, -inf where it must not be seen: also from `end` on.
+static __device__ __forceinline__ float bias_at(const attn_params & p, uint offset, uint cell, uint end) {
+    if (cell >= end) {
+        return -INFINITY;
+    }
     if (!p.mask) {
         return 0.0f;
     }
-    const uint8_t * row = p.mask + token*p.args.mask_nb[0] + head % p.args.mask_rows[0]*p.args.mask_nb[1] +
-                          stream % p.args.mask_rows[1]*p.args.mask_nb[2];
-    const float m = __half2float(((const __half *) row)[cell]);
-    return m > -65504.0f ? m : HIDDEN;
+    const float m = __half2float(*(const __half *) (p.mask + (offset + 2*cell)));
+    return m > -65504.0f ? m : -INFINITY;
 }
 
-static __device__ __forceinline__ float score_of(const attn_params & p, float product, float bias, float slope) {
-    if (bias == HIDDEN) {
-        return HIDDEN;
-    }
-    float score = product*p.args.scale;
-    if (p.args.softcap != 0.0f) {
-        // tanh by its definition: the fast one has three digits
-        const float e = __expf(2.0f*score/p.args.softcap);
-        score = p.args.softcap*(isinf(e) ? 1.0f : 1.0f - 2.0f/(e + 1.0f));
-    }
-    return fmaf(slope, bias, score);
+// The mask as it is stored, a half; zero where there is none.
+static __device__ __forceinline__ unsigned short mask_bits(const attn_params & p, uint offset, uint cell) {
+    return p.mask ? *(const unsigned short *) (p.mask + (offset + 2*cell)) : (unsigned short) 0;
+}
+
+// tanh by its definition: the fast one has three digits.
+static __device__ __forceinline__ float soft_capped(float score, float softcap) {
+    const float e = __expf(2.0f*score/softcap);
+    return softcap*(isinf(e) ? 1.0f : 1.0f - 2.0f/(e + 1.0f));
+}
+
+// mask_offset holds it.
+static inline bool mask_is_small(const kv_cuda_attention & op) {
+    const kv_attn_args & a = op.args;
+    return ((uint64_t) a.tokens*a.mask_nb[0] + a.mask_rows[0]*a.mask_nb[1] + a.mask_rows[1]*a.mask_nb[2]) >> 32 == 0;
 }
 
 // Queries into K's domain, as halves.

@@ -203,7 +203,7 @@ cudaError_t launch_merge(const attn_params & p, cudaStream_t stream) {
 
 bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan) {
     plan = {};
-    if (device.cc < KV_CUDA_OLDEST) {
+    if (device.cc < KV_CUDA_OLDEST || !kv::mask_is_small(op)) {
         return false;
     }
     if (!kv::plan_decode(op, device, plan)) {

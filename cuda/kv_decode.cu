@@ -50,11 +50,23 @@ constexpr uint four_bytes(int a, int b, int c, int d) {
 constexpr uint LOWER_0 = four_bytes(-127, -98, -78, -61), LOWER_1 = four_bytes(-46, -32, -19, -7);
 constexpr uint UPPER_0 = four_bytes(113, 91, 73, 58), UPPER_1 = four_bytes(45, 32, 19, 7);
 
+// Steps of the second plane of queries in one of the first.
+constexpr int SECOND_PLANE = 254;
+
 __device__ __forceinline__ uint load_word(const uint8_t * at, uint align) {
     if (align >= 4) {
         return __ldg((const uint *) at);
     }
     return __ldg((const unsigned short *) at) | (uint) __ldg((const unsigned short *) (at + 2)) << 16;
+}
+
+// The compiler is to keep it, not to make it anew in the loop.
+__device__ __forceinline__ void keep(uint & x) {
+    asm volatile("" : "+r"(x));
+}
+
+__device__ __forceinline__ void keep(const uint8_t *& x) {
+    asm volatile("" : "+l"(x));
 }
 
 // A stored scale; any bytes give something finite.
@@ -93,14 +105,32 @@ template <uint D> struct v_words {
     uint codes[4][D/64];
 };
 
-template <uint D, uint ALIGN> __device__ __forceinline__ void load_k(k_words<D> & w, const uint8_t * rows, uint64_t step, uint cell, uint last, uint g, uint t) {
+template <uint C> __device__ __forceinline__ void load_scales(uint (&scales)[C], const uint8_t * row, uint align) {
+    if (align >= 8 && C % 2 == 0) {
+#pragma unroll
+        for (uint c = 0; c < C; c += 2) {
+            const ::uint2 two = __ldg((const ::uint2 *) (row + 4*c));
+            scales[c] = two.x;
+            scales[(c + 1) % C] = two.y;
+        }
+        return;
+    }
+#pragma unroll
+    for (uint c = 0; c < C; ++c) {
+        scales[c] = load_word(row + 4*c, align);
+    }
+}
+
+// `codes_of` is where the lane's codes of row 0 are. Caches are below 4 GiB.
+template <uint D, uint ALIGN> __device__ __forceinline__ void load_k(
+        k_words<D> & w, const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint g) {
 #pragma unroll
     for (uint n = 0; n < 2; ++n) {
-        const uint8_t * row = rows + min(cell + g + 8*n, last)*step;
+        const uint at = min(cell + g + 8*n, last)*step;
+        load_scales(w.scales[n], rows + at, ALIGN);
 #pragma unroll
         for (uint c = 0; c < D/64; ++c) {
-            w.scales[n][c] = load_word(row + 4*c, ALIGN);
-            const uint8_t * codes = row + D/16 + 32*c + 8*t;
+            const uint8_t * codes = codes_of + at + 32*c;
             if (ALIGN >= 8) {
                 const ::uint2 two = __ldg((const ::uint2 *) codes);
                 w.codes[n][c][0] = two.x;
@@ -113,14 +143,15 @@ template <uint D, uint ALIGN> __device__ __forceinline__ void load_k(k_words<D> 
     }
 }
 
-template <uint D> __device__ __forceinline__ void load_v(v_words<D> & w, const uint8_t * rows, uint64_t step, uint cell, uint last, uint g, uint t) {
+template <uint D> __device__ __forceinline__ void load_v(
+        v_words<D> & w, const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint t) {
 #pragma unroll
     for (uint n = 0; n < 4; ++n) {
-        const uint8_t * row = rows + min(cell + 2*t + n % 2 + n/2*8, last)*step;
+        const uint at = min(cell + 2*t + n % 2 + n/2*8, last)*step;
+        load_scales(w.scales[n], rows + at, row_align(D, false));
 #pragma unroll
         for (uint c = 0; c < D/64; ++c) {
-            w.scales[n][c] = load_word(row + 4*c, 4);
-            w.codes[n][c] = load_word(row + D/16 + 32*c + 4*g, 4);
+            w.codes[n][c] = load_word(codes_of + at + 32*c, 4);
         }
     }
 }
@@ -157,10 +188,10 @@ template <uint D, typename Memory> __device__ __forceinline__ void prepare_query
     for (uint i = lane; i < D; i += 32) {
         const float x = q[i]*inverse, first = rintf(x);
         m.planes[0][r][i] = (signed char) (int) first;
-        m.planes[1][r][i] = (signed char) (int) rintf((x - first)*254.0f);
+        m.planes[1][r][i] = (signed char) (int) rintf((x - first)*SECOND_PLANE);
     }
     if (lane == 0) {
-        m.query_scale[r] = largest/127.0f/128.0f; // and the unit of scales
+        m.query_scale[r] = largest/127.0f/SECOND_PLANE/128.0f; // and the unit of scales
     }
 }
 
@@ -190,7 +221,7 @@ template <uint D, uint QB> __device__ __forceinline__ void products(
         const float s0 = scale_at(k.scales[0][c] >> (t < 2 ? 0 : 16) & 0xffff), s1 = scale_at(k.scales[1][c] >> (t < 2 ? 0 : 16) & 0xffff);
 #pragma unroll
         for (uint i = 0; i < 4*QB; ++i) {
-            const float x = fmaf((float) sums[1][i/4][i % 4], 1.0f/254.0f, (float) sums[0][i/4][i % 4]);
+            const float x = (float) (sums[0][i/4][i % 4]*SECOND_PLANE + sums[1][i/4][i % 4]);
             s[i/4][i % 4] = fmaf(i % 4 < 2 ? s0 : s1, x, s[i/4][i % 4]);
         }
     }
@@ -315,14 +346,13 @@ __device__ __forceinline__ uint visible_blocks(
     uint visible = 0;
     for (uint r = 0; r < (one_mask ? 1 : used); ++r) {
         const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+        const uint at = mask_offset(p, token, head, stream);
         for (uint n = 0; n < count; n += AT_ONCE) {
             bool seen[AT_ONCE];
 #pragma unroll
             for (uint i = 0; i < AT_ONCE; ++i) {
                 const uint cell = first + (n + i)*WARPS*BLOCK + lane;
-                const float a = cell < end ? bias_of(p, token, head, stream, cell) : HIDDEN;
-                const float b = cell + 32 < end ? bias_of(p, token, head, stream, cell + 32) : HIDDEN;
-                seen[i] = a != HIDDEN || b != HIDDEN;
+                seen[i] = bias_at(p, at, cell, end) > HIDDEN || bias_at(p, at, cell + 32, end) > HIDDEN;
             }
 #pragma unroll
             for (uint i = 0; i < AT_ONCE; ++i) {
@@ -339,14 +369,23 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
     extern __shared__ __align__(16) uint8_t raw[];
     auto & m = *(decode_memory<D> *) raw;
     const kv_attn_args & args = p.args;
-    const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
+    uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
+    keep(warp);
+    keep(lane);
+    keep(g);
+    keep(t);
     const uint heads_per_kv = args.heads/args.kv_heads, all_rows = heads_per_kv*args.tokens;
     const uint row_blocks = (all_rows + ROWS - 1)/ROWS;
     const uint kv_head = blockIdx.x % args.kv_heads, first_row = blockIdx.x/args.kv_heads % row_blocks*ROWS, chunk = blockIdx.y, stream = blockIdx.z;
     const uint used = min(ROWS, all_rows - first_row), kv_stream = stream/(args.streams/args.kv_streams);
     const uint8_t * keys   = p.k + kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
     const uint8_t * values = p.v + kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
-    const uint64_t k_step = args.k_nb[0], v_step = args.v_nb[0];
+    const uint8_t * k_codes = keys + D/16 + 8*t, * v_codes = values + D/16 + 4*g;
+    keep(keys);
+    keep(values);
+    keep(k_codes);
+    keep(v_codes);
+    const uint k_step = (uint) args.k_nb[0], v_step = (uint) args.v_nb[0];
 
     for (uint i = threadIdx.x; i < 256; i += THREADS) {
         const __half2 pair = __floats2half2_rn(kv_levels_4[i % 16], kv_levels_4[i/16]);
@@ -373,22 +412,27 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
         const signed char * q = &m.planes[plane][4*qb + g % 4][64*c + 8*t + 4*word + 2*half_of + (g < 4 ? 0 : 32)];
         const uint two = (uint) (uint8_t) q[0] | (uint) (uint8_t) q[1] << 16;
         b[plane][c][word][qb][half_of] = g < 4 ? two : two << 8;
+        keep(b[plane][c][word][qb][half_of]);
     }
-    // What the lane has of the rows: 2 (t % 2) and the next, of each block.
+    // What the lane has of the rows: 2 (t % 2) and the next, of each block. Scores are in units of log 2.
+    const bool softcap = args.softcap != 0.0f;
     float factor_of[QB][2], slope[QB][2], ref[QB][2], sum[QB][2];
-    uint tokens[QB][2], heads[QB][2];
+    uint mask_at[QB][2];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {
         const uint r = i/2*4 + t % 2*2 + i % 2, row = first_row + min(r, used - 1);
-        tokens[i/2][i % 2] = row/heads_per_kv;
-        heads[i/2][i % 2]  = kv_head*heads_per_kv + row % heads_per_kv;
-        factor_of[i/2][i % 2] = m.query_scale[r];
-        slope[i/2][i % 2] = slope_of(p, heads[i/2][i % 2]);
+        const uint token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+        mask_at[i/2][i % 2] = mask_offset(p, token, head, stream);
+        factor_of[i/2][i % 2] = m.query_scale[r]*(DELTA || softcap ? 1.0f : args.scale*LOG2_E);
+        slope[i/2][i % 2] = slope_of(p, head)*LOG2_E;
         ref[i/2][i % 2] = HIDDEN;
         sum[i/2][i % 2] = 0.0f;
     }
     const bool one_mask = args.tokens == 1 && args.mask_rows[0] == 1;
     const uint table = (uint) __cvta_generic_to_shared(&m.table[0][lane]);
+    // Where the lane's weights go, and where its operand comes from.
+    __half * const weights_to = &m.weights[warp][(QB == 2 && t >= 2 ? 4 : 0) + t % 2*2][g];
+    const uint * const weights_from = (const uint *) &m.weights[warp][g][2*t];
 
     float acc[C][2][2][4]; // [chunk][scale of a byte][pair of values]
 #pragma unroll
@@ -409,13 +453,21 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
         visible &= visible - 1;
         k_words<D> k;
         v_words<D> v;
-        load_k<D, K_ALIGN>(k, keys, k_step, cell, last, g, t);
+        load_k<D, K_ALIGN>(k, keys, k_codes, k_step, cell, last, g);
         for (bool more = true; more;) {
-            load_v<D>(v, values, v_step, cell, last, g, t);
-            float bias[2];
-            if (one_mask || !p.mask) {
-                bias[0] = cell + g < end ? bias_of(p, 0, 0, stream, cell + g) : HIDDEN;
-                bias[1] = cell + g + 8 < end ? bias_of(p, 0, 0, stream, cell + g + 8) : HIDDEN;
+            load_v<D>(v, values, v_codes, v_step, cell, last, t);
+            // Masks are asked for here and looked at behind the products.
+            unsigned short masked[QB][4];
+            const uint here = cell;
+#pragma unroll
+            for (uint i = 0; i < 4*QB; ++i) {
+                if (i % 2 == 0 && (i < 4 || !one_mask)) {
+                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][0], min(here + g + i % 4/2*8, last));
+                } else if (one_mask) {
+                    masked[i/4][i % 4] = masked[0][i % 4/2*2];
+                } else {
+                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][1], min(here + g + i % 4/2*8, last));
+                }
             }
 
             float s[QB][4];
@@ -434,7 +486,6 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
                 group.follow(k.scales[0][0], k.scales[1][0], cell + g < end, cell + g + 8 < end, lane, s);
             }
             // Keys of the next 16 cells are on their way while these values are added; values while keys are multiplied.
-            const uint here = cell;
             cell += STEP;
             if ((cell - begin) % BLOCK == 0 || cell >= end) {
                 more = visible != 0;
@@ -442,21 +493,22 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
                 visible &= visible - 1;
             }
             if (more) {
-                load_k<D, K_ALIGN>(k, keys, k_step, cell, last, g, t);
+                load_k<D, K_ALIGN>(k, keys, k_codes, k_step, cell, last, g);
             }
 
             bool larger = false;
 #pragma unroll
-            for (uint qb = 0; qb < QB; ++qb) {
-#pragma unroll
-                for (uint i = 0; i < 4; ++i) {
-                    if (!one_mask && p.mask) {
-                        const uint at = here + g + i/2*8;
-                        bias[i/2] = at < end ? bias_of(p, tokens[qb][i % 2], heads[qb][i % 2], stream, at) : HIDDEN;
-                    }
-                    s[qb][i] = score_of(p, s[qb][i], bias[i/2], slope[qb][i % 2]);
-                    larger = larger || s[qb][i] > ref[qb][i % 2];
+            for (uint i = 0; i < 4*QB; ++i) {
+                float & x = s[i/4][i % 4];
+                if (softcap) {
+                    x = soft_capped(x*args.scale, args.softcap)*LOG2_E;
+                } else if (DELTA) {
+                    x *= args.scale*LOG2_E;
                 }
+                const float bias = __half2float(__ushort_as_half(masked[i/4][i % 4]));
+                const bool hidden = !(bias > -65504.0f) || here + g + i % 4/2*8 >= end;
+                x = hidden ? -INFINITY : fmaf(slope[i/4][i % 2], bias, x);
+                larger = larger || x > ref[i/4][i % 2];
             }
             if (__any_sync(KV_ALL_LANES, larger)) {
                 float factor[QB][2];
@@ -467,7 +519,7 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
                     top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, 4));
                     top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, 8));
                     top = fmaxf(fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, 16)), r);
-                    factor[i/2][i % 2] = rescale(r, top);
+                    factor[i/2][i % 2] = exp2f(r - top);
                     sum[i/2][i % 2] *= factor[i/2][i % 2];
                     r = top;
                 }
@@ -479,20 +531,21 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
                     (&acc[0][0][0][0])[i + 1] *= f1;
                 }
             }
+            __half w[QB][4];
 #pragma unroll
-            for (uint qb = 0; qb < QB; ++qb) {
+            for (uint i = 0; i < 4*QB; ++i) {
+                w[i/4][i % 4] = __float2half_rn(exp2f(s[i/4][i % 4] - ref[i/4][i % 2]));
+                sum[i/4][i % 2] += __half2float(w[i/4][i % 4]);
+            }
+            // Lanes t and t ^ 2 have the same: one of them stores a block of rows.
+            if (QB == 2 || t < 2) {
 #pragma unroll
                 for (uint i = 0; i < 4; ++i) {
-                    const __half w = __float2half_rn(rescale(s[qb][i], ref[qb][i % 2]));
-                    sum[qb][i % 2] += __half2float(w);
-                    if (t/2 == qb) {
-                        m.weights[warp][4*qb + t % 2*2 + i % 2][g + i/2*8] = w;
-                    }
+                    weights_to[i % 2*(STEP + 8) + i/2*8] = QB == 2 && t >= 2 ? w[QB - 1][i] : w[0][i];
                 }
             }
             __syncwarp();
-            const uint w01 = *(const uint *) &m.weights[warp][g][2*t], w23 = *(const uint *) &m.weights[warp][g][2*t + 8];
-            add_values<D>(v, w01, w23, table, acc);
+            add_values<D>(v, weights_from[0], weights_from[4], table, acc);
             // The next weights take the place of these.
             __syncwarp();
         }
@@ -526,14 +579,14 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
             largest = fmaxf(largest, m.softs[w][r][0]);
         }
         for (uint w = 0; w < WARPS; ++w) {
-            const float factor = rescale(m.softs[w][r][0], largest);
+            const float factor = exp2f(m.softs[w][r][0] - largest);
             all = fmaf(factor, m.softs[w][r][1], all);
             x = fmaf(factor, o[(w*ROWS + r)*D + value], x);
         }
         const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + chunk;
         p.sums[at*D + value] = x*(1.0f/128.0f); // the unit of scales
         if (value == 0) {
-            p.metas[at] = make_float2(largest, all);
+            p.metas[at] = make_float2(largest <= HIDDEN ? HIDDEN : largest/LOG2_E, all);
         }
     }
 }
@@ -572,7 +625,8 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
     static const char * const path = getenv("GGML_EXT_CUDA_PATH");
     if (device.cc < 800 || (op.k_kind != KV_KIND_SRFT4 && !is_delta) || op.v_kind != KV_KIND_SRFT4 || !known || rows > MOST_ROWS ||
         !is_aligned(op.k, op.args.k_nb, row_align(op.k_size, is_delta)) || !is_aligned(op.v, op.args.v_nb, 4) ||
-        (path && strcmp(path, "tile") == 0)) {
+        (uint64_t) op.args.cells*op.args.k_nb[0] >> 32 != 0 || (uint64_t) op.args.cells*op.args.v_nb[0] >> 32 != 0 ||
+        !mask_is_small(op) || (path && strcmp(path, "tile") == 0)) {
         return false;
     }
     const uint others = op.args.kv_heads*divided(rows, ROWS)*op.args.streams;

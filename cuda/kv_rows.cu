@@ -5,8 +5,9 @@
 // for the others.
 //
 // Cells that are coded together (delta): a row depends on the rows of its group that were written before it, and on nothing
-// else. So a warp takes the rows of the op that fall into one group of one head, in their order. Row numbers are on the
-// device: each row of the op has a warp, and the one whose row is the first of its group does the work.
+// else. So a block takes the rows of the op that fall into one group of one head: its warps rotate them, and one warp codes
+// them in their order. Row numbers are on the device: each row of the op has a block, and the one whose row is the first of
+// its group does the work.
 
 #include "codec.cuh"
 #include "kv_cuda.h"
@@ -344,28 +345,156 @@ __device__ void writer_found(group_writer & w, uint kind, uint size, const float
     w.at = -1;
 }
 
-// Values that a lane loads of a row.
-__host__ __device__ constexpr uint lane_floats(uint size) {
-    return size ? (size + 31)/32 : KV_LARGEST_SIZE/32;
+// Levels are integers, so the middle between two is a multiple of 0.5, and what is nearest to y follows from ceil(2 y) alone.
+struct nearest_table {
+    float   level[512]; // of ceil(2 y) + 256
+    uint8_t code[512];
+};
+
+__device__ __forceinline__ void fill_nearest(uint bits, const float * levels, nearest_table & table) {
+    for (uint i = threadIdx.x; i < 512; i += blockDim.x) {
+        uint code = 0;
+        for (uint c = 1; c < 1u << bits; ++c) {
+            code += (float) ((int) i - 256) > levels[c - 1] + levels[c] ? 1 : 0;
+        }
+        table.code[i]  = (uint8_t) code;
+        table.level[i] = levels[code];
+    }
 }
 
-__host__ __device__ inline uint line_floats(uint size) {
-    return (size + 128)/4; // a row of delta4 has fewer bytes than size + 128
+__device__ __forceinline__ uint nearest_place(float y) {
+    return (uint) (::min(::max(__float2int_ru(2.0f*y), -256), 255) + 256);
 }
 
-// One warp for (row of the op, head of the row).
-template <uint SIZE> __global__ void __launch_bounds__(32) kv_set_groups(const rows_params p) {
+// kv_srft_encode for values in registers, `lane*N` and behind it; also what they decode to. `codes` is the warp's.
+template <uint SIZE, uint N> __device__ __forceinline__ void encode_row(
+        uint bits, const float (&x)[N], uint flags, uint lane, const float * levels, const nearest_table & table, uint8_t * codes,
+        uint8_t * row, float (&decoded)[N]) {
+    constexpr uint GROUP = 32, LANES = GROUP/N;
+    float top = x[0], bottom = x[0];
+    for (uint i = 1; i < N; ++i) {
+        top = fmaxf(top, x[i]);
+        bottom = fminf(bottom, x[i]);
+    }
+    for (uint n = 1; n < LANES; n *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, n));
+        bottom = fminf(bottom, __shfl_xor_sync(KV_ALL_LANES, bottom, n));
+    }
+    const bool empty = fmaxf(top, -bottom) < 1e-9f;
+    const float first = (-bottom > top ? bottom : top)/levels[0];
+    float xq[5], qq[5];
+    for (uint s = 0; s < 5; ++s) {
+        const float inverse = 1.0f/(first*(bits == 4 ? kv_search_4[s] : kv_search_3[s]));
+        xq[s] = qq[s] = 0.0f;
+        for (uint i = 0; i < N; ++i) {
+            const float q = table.level[nearest_place(x[i]*inverse)];
+            xq[s] = fmaf(x[i], q, xq[s]);
+            qq[s] = fmaf(q, q, qq[s]);
+        }
+    }
+    for (uint n = 1; n < LANES; n *= 2) {
+        for (uint s = 0; s < 5; ++s) {
+            xq[s] += __shfl_xor_sync(KV_ALL_LANES, xq[s], n);
+            qq[s] += __shfl_xor_sync(KV_ALL_LANES, qq[s], n);
+        }
+    }
+    float best = first, gain = -1.0f;
+    for (uint s = 0; s < 5; ++s) {
+        // The squared error is sum(x^2) - sum(x q)^2 / sum(q^2).
+        const float ratio = xq[s]/qq[s], g = xq[s]*ratio;
+        best = g > gain ? ratio : best;
+        gain = g > gain ? g : gain;
+    }
+    const float inverse = 1.0f/best;
+    float xx = 0.0f, xl = 0.0f, level[N];
+    for (uint i = 0; i < N; ++i) {
+        const uint at = nearest_place(x[i]*inverse);
+        level[i] = empty ? 0.0f : table.level[at];
+        codes[lane*N + i] = empty ? (uint8_t) 0 : table.code[at];
+        xx = fmaf(x[i], x[i], xx);
+        xl = fmaf(x[i], level[i], xl);
+    }
+    for (uint n = 1; n < LANES; n *= 2) {
+        xx += __shfl_xor_sync(KV_ALL_LANES, xx, n);
+        xl += __shfl_xor_sync(KV_ALL_LANES, xl, n);
+    }
+    // Without bias: sum(x^2) / sum(x q).
+    const uint16_t stored = kv_srft_stored(empty ? 0.0f : xx/xl, lane/LANES, flags);
+    const float scale = (stored & 0x7c00) != 0x7c00 ? __half2float(__ushort_as_half(stored))/KV_SRFT_UNIT : 0.0f;
+    for (uint i = 0; i < N; ++i) {
+        // A group without values has the first code.
+        decoded[i] = (empty ? levels[0] : level[i])*scale;
+    }
+    if (lane % LANES == 0) {
+        ((uint16_t *) row)[lane/LANES] = stored;
+    }
+    __syncwarp();
+    uint8_t * body = row + kv_srft_scale_bytes(SIZE);
+    for (uint b = lane; b < SIZE*bits/8; b += 32) {
+        body[b] = kv_srft_packed(codes, bits, SIZE, b);
+    }
+    __syncwarp();
+}
+
+// Keys of a group that are rotated together, before they are coded one after the other.
+__host__ __device__ constexpr uint batch_of(uint template_size) {
+    return template_size ? 32 : 8;
+}
+
+template <uint SIZE> struct group_memory {
+    nearest_table nearest;
+    float         levels[16];
+    uint          cells[32];
+    bool          zero[32];
+    uint8_t       codes[KV_LARGEST_SIZE];
+    uint8_t       line[KV_LARGEST_SIZE + 128];
+};
+
+// writer_encode with the I-frame and the deviation in registers; the latter becomes that of row t.
+template <uint SIZE, uint N, typename Memory> __device__ __forceinline__ void writer_encode_lanes(
+        group_writer & w, uint kind, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint lane, Memory & memory) {
+    float x[N], alone = 0.0f, restart = 0.0f, chained = 0.0f;
+    for (uint i = 0; i < N; ++i) {
+        x[i] = key[lane*N + i];
+        const float from_m = x[i] - m[i];
+        alone = fmaf(x[i], x[i], alone);
+        restart = fmaf(from_m, from_m, restart);
+        const float from_both = has_before ? fmaf(u[i], -KV_DELTA_RHO, from_m) : 0.0f;
+        chained = fmaf(from_both, from_both, chained);
+    }
+    for (int n = 16; n > 0; n /= 2) {
+        alone += __shfl_xor_sync(KV_ALL_LANES, alone, n);
+        restart += __shfl_xor_sync(KV_ALL_LANES, restart, n);
+        chained += __shfl_xor_sync(KV_ALL_LANES, chained, n);
+    }
+    const uint row_kind = has_before && chained < fminf(restart, alone) ? KV_DELTA_CHAINED
+                          : restart <= alone                           ? KV_DELTA_RESTART
+                                                                       : KV_DELTA_ALONE;
+    for (uint i = 0; i < N; ++i) {
+        const float from_m = x[i] - m[i];
+        x[i] = row_kind == KV_DELTA_CHAINED ? fmaf(u[i], -KV_DELTA_RHO, from_m) : row_kind == KV_DELTA_RESTART ? from_m : x[i];
+    }
+    float d[N];
+    encode_row<SIZE, N>(kind == KV_KIND_DELTA4 ? 4 : 3, x, row_kind, lane, memory.levels, memory.nearest, memory.codes, w.group + t*w.step, d);
+    w.written |= 1ull << t;
+    w.chained = (w.chained & ~(1ull << t)) | (uint64_t) (row_kind == KV_DELTA_CHAINED) << t;
+    for (uint i = 0; i < N; ++i) {
+        u[i] = row_kind == KV_DELTA_CHAINED ? fmaf(u[i], KV_DELTA_RHO, d[i]) : row_kind == KV_DELTA_ALONE ? d[i] - m[i] : d[i];
+    }
+}
+
+// One block for (row of the op, head of the row).
+template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(const rows_params p) {
     extern __shared__ float memory[];
-    const uint size = SIZE ? SIZE : p.size, kind = p.kind, lane = threadIdx.x, units = p.args.units;
+    __shared__ group_memory<SIZE> own_memory;
+    constexpr uint BATCH = batch_of(SIZE);
+    const uint size = SIZE ? SIZE : p.size, kind = p.kind, warp = threadIdx.x/32, lane = threadIdx.x % 32, units = p.args.units;
     // Rows of different heads of a row of floats are different units; those of a group are `stride` apart where the heads of
     // both sides agree, and are looked for one by one where they do not (copies between other shapes).
     const uint own = blockIdx.x, stride = p.index_bytes != 0 || p.args.heads == p.args.cache_heads ? p.args.heads : 1;
     const group_place mine = group_of(p, size, own);
-    if (!mine.found) {
-        return;
-    }
     // The nearest first: most rows follow one of their group.
-    for (int last = (int) own - (int) stride; last >= 0; last -= (int) (32*stride)) {
+    for (int last = (int) own - (int) stride; last >= 0 && mine.found; last -= (int) (32*stride)) {
         const int unit = last - (int) (lane*stride);
         bool same = false;
         if (unit >= 0) {
@@ -373,14 +502,18 @@ template <uint SIZE> __global__ void __launch_bounds__(32) kv_set_groups(const r
             same = other.found && other.group == mine.group;
         }
         if (simd_any(same)) {
-            return;
+            return; // all warps look at the same
         }
     }
+    if (!mine.found) {
+        return;
+    }
 
-    float * m = memory, * u = m + size, * key = u + size, * work = key + size, * spare = work + size;
-    float * levels = spare + size;
-    uint8_t * line = (uint8_t *) (levels + 16);
-    kv_row_levels(kind, lane, levels);
+    float * keys = memory, * m = keys + BATCH*size, * u = m + size, * work = u + size, * spare = work + size; // keys: [row][size]
+    float * levels = own_memory.levels;
+    kv_row_levels(kind, threadIdx.x, levels);
+    __syncthreads();
+    fill_nearest(kv_code_bits(kind), levels, own_memory.nearest);
     group_writer w;
     w.group = p.to + mine.group;
     w.step  = p.args.cell_step;
@@ -392,76 +525,108 @@ template <uint SIZE> __global__ void __launch_bounds__(32) kv_set_groups(const r
     w.written = __ballot_sync(KV_ALL_LANES, kind0 != KV_DELTA_EMPTY) | (uint64_t) __ballot_sync(KV_ALL_LANES, kind1 != KV_DELTA_EMPTY) << 32;
     w.chained = __ballot_sync(KV_ALL_LANES, kind0 == KV_DELTA_CHAINED) | (uint64_t) __ballot_sync(KV_ALL_LANES, kind1 == KV_DELTA_CHAINED) << 32;
     bool framed = (*(const uint16_t *) (w.group + kv_delta_share(kind, size)) & 1) != 0;
-    for (uint i = lane; i < size; i += 32) {
-        m[i] = kv_delta_frame(w.group, w.step, kind, size, w.rows, i);
+    if (warp == 0) {
+        for (uint i = lane; i < size; i += 32) {
+            m[i] = kv_delta_frame(w.group, w.step, kind, size, w.rows, i);
+        }
+        __syncwarp();
     }
-    __syncwarp();
+    constexpr uint N = SIZE == 64 ? 2 : SIZE == 128 ? 4 : 8;
+    float mr[N], ur[N]; // of the lane, where SIZE is known: what m and u are otherwise
+    for (uint i = 0; i < N; ++i) {
+        mr[i] = SIZE && warp == 0 ? m[lane*N + i] : 0.0f;
+        ur[i] = 0.0f;
+    }
 
     for (uint base = own; base < units; base += 32*stride) {
-        const uint unit = base + lane*stride;
         uint cell = 0;
         bool same = false;
-        if (unit < units) {
-            const group_place other = group_of(p, size, unit);
+        if (base + lane*stride < units) {
+            const group_place other = group_of(p, size, base + lane*stride);
             same = other.found && other.group == mine.group;
             cell = other.cell;
         }
         uint left = __ballot_sync(KV_ALL_LANES, same);
-        // A row of floats is on its way while the one before is coded.
-        float x[lane_floats(SIZE)];
-        const auto load = [&](uint from) {
-            const unit_place place = place_of(p, base + from*stride, size*p.args.value_step);
-            for (uint n = 0; n < lane_floats(SIZE); ++n) {
-                const uint i = lane + 32*n;
-                x[n] = i < size ? kv_float_at(p.from + place.floats + i*p.args.value_step, p.float_kind) : 0.0f;
-            }
-        };
-        if (left != 0) {
-            load(__ffs(left) - 1);
-        }
         while (left != 0) {
-            const uint t = __shfl_sync(KV_ALL_LANES, cell, __ffs(left) - 1);
-            left &= left - 1;
-            bool zero = true;
-            __syncwarp();
-            for (uint n = 0; n < lane_floats(SIZE); ++n) {
-                zero = zero && (__float_as_uint(x[n]) & 0x7fffffffu) == 0;
-                if (lane + 32*n < size) {
-                    key[lane + 32*n] = clean(x[n]);
+            const uint count = ::min((uint) __popc(left), BATCH);
+            for (uint k = 0; k < count; ++k, left &= left - 1) {
+                const uint from = __ffs(left) - 1, t = __shfl_sync(KV_ALL_LANES, cell, from);
+                if (k % WARPS != warp) {
+                    continue;
                 }
-            }
-            if (left != 0) {
-                load(__ffs(left) - 1);
-            }
-            // A key of zeros leaves an empty cell alone: it reads as zeros already.
-            if (simd_all(zero) && !w.is_written(t)) {
-                continue;
-            }
-            kv_rotate_from(key, size, KV_SIGNS_ROTATION, 1.0f, lane, key);
-            __syncwarp();
-            if (!framed) {
-                writer_found(w, kind, size, key, lane, m);
-                framed = true;
-            }
-            // The row behind, if it is chained to what is overwritten, is kept as the key that it stands for.
-            const bool has_before = t > 0 && w.is_written(t - 1);
-            const bool has_after = t + 1 < w.rows && (w.chained >> (t + 1) & 1) != 0;
-            if (has_after) {
-                writer_go_to(w, kind, size, t + 1, m, levels, lane, u);
+                const unit_place place = place_of(p, base + from*stride, size*p.args.value_step);
+                float * key = keys + k*size;
+                bool zero = true;
                 for (uint i = lane; i < size; i += 32) {
-                    spare[i] = m[i] + u[i];
+                    const float x = kv_float_at(p.from + place.floats + i*p.args.value_step, p.float_kind);
+                    zero = zero && (__float_as_uint(x) & 0x7fffffffu) == 0;
+                    key[i] = clean(x);
+                }
+                zero = simd_all(zero);
+                kv_rotate_from(key, size, KV_SIGNS_ROTATION, 1.0f, lane, key);
+                if (lane == 0) {
+                    own_memory.cells[k] = t;
+                    own_memory.zero[k] = zero;
                 }
             }
-            if (has_before) {
-                writer_go_to(w, kind, size, t - 1, m, levels, lane, u);
+            __syncthreads();
+            for (uint k = 0; k < count && warp == 0; ++k) {
+                const uint t = own_memory.cells[k];
+                const float * key = keys + k*size;
+                // A key of zeros leaves an empty cell alone: it reads as zeros already.
+                if (own_memory.zero[k] && !w.is_written(t)) {
+                    continue;
+                }
+                if (!framed) {
+                    writer_found(w, kind, size, key, lane, m);
+                    framed = true;
+                    for (uint i = 0; i < N && SIZE; ++i) {
+                        mr[i] = m[lane*N + i];
+                    }
+                }
+                // The row behind, if it is chained to what is overwritten, is kept as the key that it stands for.
+                const bool has_before = t > 0 && w.is_written(t - 1);
+                const bool has_after = t + 1 < w.rows && (w.chained >> (t + 1) & 1) != 0;
+                if (has_after || (has_before && w.at != (int) t - 1)) {
+                    for (uint i = 0; i < N && SIZE; ++i) {
+                        u[lane*N + i] = ur[i];
+                    }
+                    __syncwarp();
+                    if (has_after) {
+                        writer_go_to(w, kind, size, t + 1, m, levels, lane, u);
+                        for (uint i = lane; i < size; i += 32) {
+                            spare[i] = m[i] + u[i];
+                        }
+                    }
+                    if (has_before) {
+                        writer_go_to(w, kind, size, t - 1, m, levels, lane, u);
+                    }
+                    __syncwarp();
+                    for (uint i = 0; i < N && SIZE; ++i) {
+                        ur[i] = u[lane*N + i];
+                    }
+                }
+                if constexpr (SIZE == 0) {
+                    writer_encode(w, kind, size, t, key, m, u, has_before, lane, work, own_memory.line);
+                    writer_step(w, kind, size, t, own_memory.line, m, levels, lane, u);
+                    w.at = (int) t;
+                    if (has_after) {
+                        __syncwarp();
+                        writer_encode(w, kind, size, t + 1, spare, m, u, false, lane, work, own_memory.line);
+                    }
+                } else {
+                    writer_encode_lanes<SIZE>(w, kind, t, key, mr, ur, has_before, lane, own_memory);
+                    w.at = (int) t;
+                    if (has_after) {
+                        float other[N];
+                        for (uint i = 0; i < N; ++i) {
+                            other[i] = ur[i];
+                        }
+                        writer_encode_lanes<SIZE>(w, kind, t + 1, spare, mr, other, false, lane, own_memory);
+                    }
+                }
             }
-            writer_encode(w, kind, size, t, key, m, u, has_before, lane, work, line);
-            writer_step(w, kind, size, t, line, m, levels, lane, u);
-            w.at = (int) t;
-            if (has_after) {
-                __syncwarp();
-                writer_encode(w, kind, size, t + 1, spare, m, u, false, lane, work, line);
-            }
+            __syncthreads();
         }
     }
 }
@@ -482,7 +647,9 @@ cudaError_t kv_cuda_set_rows(const kv_cuda_rows & op, cudaStream_t stream) {
         return cudaSuccess;
     }
     if (KV_KIND_IS_DELTA(op.kind)) {
-        KV_BY_SIZE(op.size, kv_set_groups)<<<op.args.units, 32, sizeof(float)*(KV_DELTA_FLOATS(op.size) + line_floats(op.size)), stream>>>(p);
+        const bool known = op.size == 64 || op.size == 128 || op.size == 256;
+        const size_t shared = sizeof(float)*op.size*(batch_of(known) + 4);
+        KV_BY_SIZE(op.size, kv_set_groups)<<<op.args.units, 32*WARPS, shared, stream>>>(p);
     } else {
         const size_t shared = sizeof(float)*WARPS*KV_ROWS_FLOATS(op.size);
         KV_BY_SIZE(op.size, kv_set_rows)<<<(op.args.units + WARPS - 1)/WARPS, 32*WARPS, shared, stream>>>(p);

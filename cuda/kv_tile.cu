@@ -41,6 +41,8 @@ struct tile_memory {
     float *  softs;       // [row][2]: largest, sum
     float *  factors;     // [row]
     float *  query_scale; // [row]
+    float *  slopes;      // [row]
+    uint *   masks;       // [row]: where its mask begins
     float *  k_levels, * v_levels; // [16]
     uint *   live;        // [2]: cells that somebody sees, a bit each
     uint *   k_pairs, * v_pairs;   // [256]: two levels of 4 bits as halves, of V by the unit of scales
@@ -79,7 +81,7 @@ __host__ __device__ inline uint raw_step_of(uint kind, uint size) {
 
 __host__ __device__ constexpr size_t tile_bytes(uint rows, uint k_width) {
     return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS*TILE_STEP + rows*P_STEP) +
-           sizeof(float)*(K_ROWS*SCALES + rows*S_STEP + 4*rows + 32 + 4 + 2*256);
+           sizeof(float)*(K_ROWS*SCALES + rows*S_STEP + 6*rows + 32 + 4 + 2*256);
 }
 
 __device__ __forceinline__ tile_memory carve(uint8_t * memory, uint rows, uint k_width, uint k_raw_bytes) {
@@ -93,7 +95,9 @@ __device__ __forceinline__ tile_memory carve(uint8_t * memory, uint rows, uint k
     m.softs       = m.s + rows*S_STEP;
     m.factors     = m.softs + 2*rows;
     m.query_scale = m.factors + rows;
-    m.k_levels    = m.query_scale + rows;
+    m.slopes      = m.query_scale + rows;
+    m.masks       = (uint *) (m.slopes + rows);
+    m.k_levels    = (float *) (m.masks + rows);
     m.v_levels    = m.k_levels + 16;
     m.live        = (uint *) (m.v_levels + 16);
     m.k_pairs     = m.live + 4;
@@ -337,6 +341,9 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
         m.softs[2*r + 1] = 0.0f;
         m.factors[r]     = 1.0f;
         m.query_scale[r] = r < used ? p.query_scale[query_row + r] : 0.0f;
+        const uint row = first_row + min(r, used - 1), head = kv_head*heads_per_kv + row % heads_per_kv;
+        m.slopes[r]      = slope_of(p, head);
+        m.masks[r]       = mask_offset(p, row/heads_per_kv, head, stream);
     }
     for (uint i = threadIdx.x; i < 8*TILE_STEP; i += THREADS) {
         m.tile[FRAME*TILE_STEP + i] = __ushort_as_half(0);
@@ -345,29 +352,24 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
         m.scales[FRAME*SCALES + i] = 0.0f;
     }
 
+    __syncthreads();
+
     float acc[MB][NS][4][4];
 #pragma unroll
     for (int i = 0; i < MB*NS*16; ++i) {
         (&acc[0][0][0][0])[i] = 0.0f;
     }
     const uint end = min(args.cells, (chunk + 1)*args.chunk_cells);
-    const uint first_token = first_row/heads_per_kv, last_token = (first_row + used - 1)/heads_per_kv;
 
     // The first tile from `cell` on that a row sees; a barrier for all.
     const auto visible_from = [&](uint cell) {
         for (; cell < end; cell += CELLS) {
             bool any = !p.mask;
-            if (p.mask && args.mask_rows[0] == 1) {
-                for (uint token = first_token + warp; token <= last_token && !any; token += WARPS) {
-                    any = (cell + lane < end && bias_of(p, token, 0, stream, cell + lane) != HIDDEN) ||
-                          (cell + 32 + lane < end && bias_of(p, token, 0, stream, cell + 32 + lane) != HIDDEN);
-                }
-            } else if (p.mask) {
-                for (uint r = warp; r < used && !any; r += WARPS) {
-                    const uint token = (first_row + r)/heads_per_kv, head = kv_head*heads_per_kv + (first_row + r) % heads_per_kv;
-                    any = (cell + lane < end && bias_of(p, token, head, stream, cell + lane) != HIDDEN) ||
-                          (cell + 32 + lane < end && bias_of(p, token, head, stream, cell + 32 + lane) != HIDDEN);
-                }
+            // Heads of a token share a mask, mostly: the row of its first head stands for all.
+            const uint step = args.mask_rows[0] == 1 ? heads_per_kv : 1;
+            for (uint r = args.mask_rows[0] == 1 ? warp*step : warp; r < used + step - 1 && !any; r += WARPS*step) {
+                const uint at = m.masks[min(r, used - 1)];
+                any = bias_at(p, at, cell + lane, end) > HIDDEN || bias_at(p, at, cell + 32 + lane, end) > HIDDEN;
             }
             if (__syncthreads_or(any)) {
                 break;
@@ -399,9 +401,9 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
         float bias[4*MB][2];
 #pragma unroll
         for (uint n = 0; n < 4*MB; ++n) {
-            const uint row = first_row + min(warp + 4*n, used - 1), token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
-            bias[n][0] = lane < count ? bias_of(p, token, head, stream, cell + lane) : HIDDEN;
-            bias[n][1] = lane + 32 < count ? bias_of(p, token, head, stream, cell + 32 + lane) : HIDDEN;
+            const uint at = m.masks[min(warp + 4*n, used - 1)];
+            bias[n][0] = bias_at(p, at, cell + lane, end);
+            bias[n][1] = bias_at(p, at, cell + 32 + lane, end);
         }
         next = visible_from(cell + CELLS);
         wait_staged();
@@ -502,8 +504,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
             if (r >= used) {
                 break;
             }
-            const uint head = kv_head*heads_per_kv + (first_row + r) % heads_per_kv;
-            const float slope = slope_of(p, head), query_scale = m.query_scale[r];
+            const float slope = m.slopes[r], query_scale = m.query_scale[r];
             float product[2], score[2];
             for (uint n = 0; n < 2; ++n) {
                 product[n] = m.s[r*S_STEP + 32*n + lane]*query_scale;
@@ -516,13 +517,16 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
                 product[1] = chain[1].empty ? 0.0f : w1 + base;
             }
             for (uint n = 0; n < 2; ++n) {
-                score[n] = score_of(p, product[n], bias[turn][n], slope);
+                const float x = product[n]*args.scale;
+                // A key that is hidden may hold anything.
+                const float capped = args.softcap != 0.0f ? soft_capped(x, args.softcap) : x;
+                score[n] = bias[turn][n] == -INFINITY ? -INFINITY : fmaf(slope, bias[turn][n], capped);
             }
             const float before = m.softs[2*r], largest = fmaxf(before, simd_max(fmaxf(score[0], score[1])));
             const float factor = rescale(before, largest);
             float sum = 0.0f;
             for (uint n = 0; n < 2; ++n) {
-                const __half weight = __float2half_rn(rescale(score[n], largest));
+                const __half weight = __float2half_rn(__expf(score[n] - largest));
                 m.weights[r*P_STEP + 32*n + lane] = weight;
                 sum += __half2float(weight);
                 seen[n] |= __ballot_sync(KV_ALL_LANES, __half2float(weight) != 0.0f);
