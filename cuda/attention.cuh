@@ -88,6 +88,10 @@ cudaError_t launch_merge(const attn_params & p, cudaStream_t stream);
 void        plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
 cudaError_t launch_tile(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream);
 
+// kv_prefill.cu
+bool        plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
+cudaError_t launch_prefill(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream);
+
 // kv_decode.cu
 bool        plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
 cudaError_t launch_decode(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream);

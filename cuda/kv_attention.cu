@@ -1,10 +1,12 @@
 // FLASH_ATTN_EXT: how it is split, its first step (queries into K's domain) and its last (chunks to results).
 //
 //     q' = R q                   once per query row                         kv_queries
-//     s  = q' . k, softmax, o' = sum p v      for a chunk of cells          kv_tile.cu, kv_decode.cu
+//     s  = q' . k, softmax, o' = sum p v      for a chunk of cells          kv_decode.cu, kv_prefill.cu, kv_tile.cu
 //     merge, sinks, 1/sum, R^-1  once per result                            kv_merge
 
 #include "attention.cuh"
+
+#include <cstdlib>
 
 namespace kv {
 namespace {
@@ -206,7 +208,10 @@ bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device &
     if (device.cc < KV_CUDA_OLDEST || !kv::mask_is_small(op)) {
         return false;
     }
-    if (!kv::plan_decode(op, device, plan)) {
+    // For tests, and to see what the others take.
+    static const char * const path = getenv("GGML_EXT_CUDA_PATH");
+    const bool tiles_alone = path && strcmp(path, "tile") == 0;
+    if (tiles_alone || (!kv::plan_decode(op, device, plan) && !kv::plan_prefill(op, device, plan))) {
         kv::plan_tile(op, device, plan);
     }
     plan.scratch_bytes = kv::layout_of(op, plan).end;
@@ -243,7 +248,9 @@ cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & pl
         err = kv::launch_decode(p, plan, stream);
     } else {
         err = kv::launch_queries(p, stream);
-        err = err == cudaSuccess ? kv::launch_tile(p, plan, stream) : err;
+        if (err == cudaSuccess) {
+            err = plan.prefill ? kv::launch_prefill(p, plan, stream) : kv::launch_tile(p, plan, stream);
+        }
     }
     return err == cudaSuccess ? kv::launch_merge(p, stream) : err;
 }

@@ -53,8 +53,9 @@ struct kv_cuda_attention {
 
 // How an attention is split, and what it needs meanwhile.
 struct kv_cuda_plan {
-    bool     decode;      // by the kernels of kv_decode.cu; else by those of kv_tile.cu
-    int      row_blocks;  // tile: blocks of 16 query rows in a thread block
+    bool     decode;      // by the kernels of kv_decode.cu,
+    bool     prefill;     // of kv_prefill.cu; else by those of kv_tile.cu
+    int      row_blocks;  // tile, prefill: blocks of 16 query rows in a thread block
     int      slabs;       // tile: slabs of V
     bool     staged;      // tile: rows go through shared memory
     uint32_t chunk_cells;

@@ -18,8 +18,6 @@
 #include "attention.cuh"
 #include "mma.cuh"
 
-#include <cstdlib>
-
 namespace kv {
 namespace {
 
@@ -621,12 +619,10 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
     const bool is_delta = op.k_kind == KV_KIND_DELTA4;
     const uint rows = op.args.heads/op.args.kv_heads*op.args.tokens;
     const bool known = op.k_size == op.v_size && (op.k_size == 64 || op.k_size == 128 || op.k_size == 256);
-    // For tests, and to see what the other path takes.
-    static const char * const path = getenv("GGML_EXT_CUDA_PATH");
     if (device.cc < 800 || (op.k_kind != KV_KIND_SRFT4 && !is_delta) || op.v_kind != KV_KIND_SRFT4 || !known || rows > MOST_ROWS ||
         !is_aligned(op.k, op.args.k_nb, row_align(op.k_size, is_delta)) || !is_aligned(op.v, op.args.v_nb, 4) ||
         (uint64_t) op.args.cells*op.args.k_nb[0] >> 32 != 0 || (uint64_t) op.args.cells*op.args.v_nb[0] >> 32 != 0 ||
-        !mask_is_small(op) || (path && strcmp(path, "tile") == 0)) {
+        !mask_is_small(op)) {
         return false;
     }
     const uint others = op.args.kv_heads*divided(rows, ROWS)*op.args.streams;

@@ -18,25 +18,22 @@
 
 #include "attention.cuh"
 #include "mma.cuh"
+#include "tile.cuh"
 
 namespace kv {
 namespace {
 
 using namespace metal;
 
-constexpr uint WARPS = 4, THREADS = 32*WARPS, CELLS = 64, SLAB = 128;
-constexpr uint FRAME = CELLS;                 // the row of K that holds an I-frame
-constexpr uint K_ROWS = CELLS + 8;            // a block of columns more
-constexpr uint TILE_STEP = SLAB + 8;          // halves from row to row: neighbours lie in other banks
+constexpr uint WARPS = 4, THREADS = 32*WARPS;
 constexpr uint S_STEP = K_ROWS + 2, P_STEP = CELLS + 8;
-constexpr uint SCALES = SLAB/16;              // of a row of a slab
 
 // Shared memory, in the order of its parts.
 struct tile_memory {
     __half * high, * low; // [row][query_step]
     __half * tile;        // [cell][TILE_STEP]
     __half * weights;     // [row][P_STEP]
-    float *  scales;      // [cell][SCALES]
+    float *  scales;      // [SCALES][cell]
     float *  s;           // [row][S_STEP]
     float *  softs;       // [row][2]: largest, sum
     float *  factors;     // [row]
@@ -48,36 +45,6 @@ struct tile_memory {
     uint *   k_pairs, * v_pairs;   // [256]: two levels of 4 bits as halves, of V by the unit of scales
     uint8_t * k_raw, * v_raw;      // [cell][raw_step]: rows as they are stored
 };
-
-// Bytes of the row of one head.
-__host__ __device__ inline uint stored_bytes(uint kind, uint size) {
-    switch (kind) {
-        case KV_KIND_F32:  return 4*size;
-        case KV_KIND_F16:
-        case KV_KIND_BF16: return 2*size;
-        case KV_KIND_Q8_0: return size/32*34;
-        case KV_KIND_Q4_0: return size/32*18;
-        default:           break;
-    }
-    const uint scales = size/(size % 32 == 0 ? 32 : 16)*2;
-    switch (kind) {
-        case KV_KIND_SRFT8:  return scales + size;
-        case KV_KIND_SRFT4:  return scales + size/2;
-        case KV_KIND_SRFT3:  return scales + size*3/8;
-        case KV_KIND_SRFT2:  return scales + size/4;
-        case KV_KIND_DELTA4: return scales + size/2 + (size + 63)/64*2;
-        case KV_KIND_DELTA3: return scales + size*3/8 + (size + 63)/64*2;
-        case KV_KIND_POLAR4: return size/16*2 + (size/16*14 + 7)/8 + size/16*4;
-        case KV_KIND_POLAR3: return size/16*2 + (size/16*14 + 7)/8 + size/16*3;
-        case KV_KIND_TURBO4: return 4 + size*3/8 + size/8;
-        case KV_KIND_TURBO3: return 4 + size/4 + size/8;
-        default:             return 2 + size/8;
-    }
-}
-
-__host__ __device__ inline uint raw_step_of(uint kind, uint size) {
-    return (stored_bytes(kind, size) + 15)/16*16;
-}
 
 __host__ __device__ constexpr size_t tile_bytes(uint rows, uint k_width) {
     return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS*TILE_STEP + rows*P_STEP) +
@@ -107,196 +74,6 @@ __device__ __forceinline__ tile_memory carve(uint8_t * memory, uint rows, uint k
     return m;
 }
 
-// turbo's levels are integers by this.
-__device__ __forceinline__ float turbo_unit(uint kind) {
-    return kind == KV_KIND_TURBO4 ? 40.91f : 72.83f;
-}
-
-__device__ __forceinline__ void fill_levels(uint kind, uint thread, float * levels) {
-    if (kv_is_plain(kind) || !kv_is_chunked(kind) || kind == KV_KIND_SRFT8 || thread >= 1u << kv_code_bits(kind)) {
-        return;
-    }
-    levels[thread] = KV_KIND_IS_TURBO(kind) ? rintf(kv_turbo_levels(kind)[thread]*turbo_unit(kind))
-                                            : kv_srft_levels(kv_code_bits(kind))[thread];
-}
-
-// Values i to i + 3 of a row, of its width, without the factor that they share with the others of 16.
-__device__ __forceinline__ void four_of(const uint8_t * row, uint kind, uint size, uint i, const float * levels, float (&x)[4], float & scale) {
-    if (kv_is_float(kind)) {
-        for (uint n = 0; n < 4; ++n) {
-            x[n] = kv_float_at(row + (i + n)*kv_float_bytes(kind), kind);
-        }
-        scale = 1.0f;
-        return;
-    }
-    if (KV_KIND_IS_POLAR(kind)) {
-        const uint bits = kv_polar_bits(kind), block = i/16, upper = kv_polar_upper(row, size, block);
-        for (uint n = 0; n < 4; n += 2) {
-            const uint j = (i + n) % 16/2;
-            const vec2 pair = kv_polar_weight(upper, j)*kv_polar_direction(bits, kv_polar_code(row, bits, size, block, j));
-            x[n]     = pair.x;
-            x[n + 1] = pair.y;
-        }
-        scale = kv_polar_radius(row, block);
-        return;
-    }
-    if (kind == KV_KIND_QJL1 || (KV_KIND_IS_TURBO(kind) && i >= size)) {
-        const uint at = i % size, signs = row[kv_sign_offset(kind, size) + at/8] >> at % 8;
-        for (uint n = 0; n < 4; ++n) {
-            x[n] = (signs >> n & 1) != 0 ? -1.0f : 1.0f;
-        }
-        scale = kv_sign_magnitude(row, kind, size);
-        return;
-    }
-    const kv_chunk chunk = kv_row_chunk(row, kind, size, i);
-    const uint at = i - chunk.start, step = chunk.count/chunk.parts;
-    // Rows begin at even addresses.
-    const uint16_t * bytes = (const uint16_t *) (chunk.codes + at % step);
-    const uint word = bytes[0] | (uint) bytes[1] << 16;
-    for (uint n = 0; n < 4; ++n) {
-        x[n] = kv_row_level(chunk, kind, at + n, (uint8_t) (word >> 8*n), levels);
-    }
-    scale = kv_row_scale(row, kind, size, i);
-    if (KV_KIND_IS_TURBO(kind)) {
-        scale /= turbo_unit(kind);
-    }
-}
-
-// Rows of 4-bit levels in chunks of 64.
-__device__ __forceinline__ bool is_4_bit(uint kind, uint size) {
-    return (kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4) && size % 64 == 0;
-}
-
-__device__ __forceinline__ void fill_pairs(float unit, uint thread, uint * pairs) {
-    for (uint i = thread; i < 256; i += THREADS) {
-        const __half2 pair = __floats2half2_rn(kv_levels_4[i % 16]*unit, kv_levels_4[i/16]*unit);
-        pairs[i] = *(const uint *) &pair;
-    }
-}
-
-// Rows as they are stored to shared memory, by all threads; they are there behind wait_staged and a barrier.
-__device__ __forceinline__ void stage(const uint8_t * rows, uint64_t step, uint bytes, uint count, uint raw_step, uint8_t * raw) {
-    const uint align = (uint) ((uintptr_t) rows | step | bytes);
-    const uint unit = align % 16 == 0 ? 16 : align % 8 == 0 ? 8 : align % 4 == 0 ? 4 : align % 2 == 0 ? 2 : 1;
-    const uint units = bytes/unit, magic = 0xffffffffu/units + 1;
-    for (uint i = threadIdx.x; i < count*units; i += THREADS) {
-        const uint cell = units == 1 ? i : __umulhi(i, magic), at = (i - cell*units)*unit;
-        const uint8_t * from = rows + cell*step + at;
-        uint8_t * to = raw + cell*raw_step + at;
-#if __CUDA_ARCH__ >= 800
-        const uint address = (uint) __cvta_generic_to_shared(to);
-        if (unit == 16) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(address), "l"(from) : "memory");
-        } else if (unit == 8) {
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"(address), "l"(from) : "memory");
-        } else if (unit == 4) {
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(address), "l"(from) : "memory");
-        } else
-#else
-        if (unit >= 4) {
-            for (uint n = 0; n < unit; n += 4) {
-                *(uint *) (to + n) = *(const uint *) (from + n);
-            }
-        } else
-#endif
-        if (unit == 2) {
-            *(uint16_t *) to = *(const uint16_t *) from;
-        } else {
-            *to = *from;
-        }
-    }
-}
-
-// One group of copies ends here.
-__device__ __forceinline__ void commit_staged() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
-// All groups but the last are there.
-__device__ __forceinline__ void wait_staged() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ uint times(uint pair, uint scale) {
-    const __half2 x = __hmul2(*(const __half2 *) &pair, *(const __half2 *) &scale);
-    return *(const uint *) &x;
-}
-
-// `unpack` of 4-bit rows in shared memory: a word of codes is four values of one scale and four of the next.
-template <bool VALUES> __device__ __forceinline__ void unpack_4_bit(
-        const uint8_t * raw, uint step, uint size, uint first, uint width, uint count, const uint * live, const uint * pairs, __half * tile, float * scales) {
-    const uint words = width/8, word = threadIdx.x % words, c = word/8, j = word % 8*4;
-#pragma unroll 4
-    for (uint cell = threadIdx.x/words; cell < CELLS; cell += THREADS/words) {
-        const bool there = VALUES ? (live[cell/32] >> cell % 32 & 1) != 0 : cell < count;
-        const uint8_t * row = raw + cell*step;
-        const uint both = there ? *(const uint *) (row + (first/64 + c)*4) : 0;
-        const uint codes = there ? *(const uint *) (row + size/16 + first/2 + 4*word) : 0;
-        const uint low = codes & 0x0f0f0f0f, high = codes >> 4 & 0x0f0f0f0f, l = low | low >> 4, h = high | high >> 4;
-        uint x[4] = { pairs[l & 0xff], pairs[l >> 16 & 0xff], pairs[h & 0xff], pairs[h >> 16 & 0xff] };
-        const uint s0 = (both & 0x7c00) != 0x7c00 ? both & 0xffff : 0, s1 = (both & 0x7c000000) != 0x7c000000 ? both >> 16 : 0;
-        if (VALUES) {
-            x[0] = times(x[0], s0*0x10001);
-            x[1] = times(x[1], s0*0x10001);
-            x[2] = times(x[2], s1*0x10001);
-            x[3] = times(x[3], s1*0x10001);
-        } else if (j == 0) {
-            const float a = __half2float(__ushort_as_half((unsigned short) s0))/KV_SRFT_UNIT, b = __half2float(__ushort_as_half((unsigned short) s1))/KV_SRFT_UNIT;
-            *(float4 *) (scales + cell*SCALES + 4*c) = make_float4(a, a, b, b);
-        }
-        *(uint2 *) (tile + cell*TILE_STEP + 64*c + j)      = make_uint2(x[0], x[1]);
-        *(uint2 *) (tile + cell*TILE_STEP + 64*c + 32 + j) = make_uint2(x[2], x[3]);
-    }
-}
-
-__device__ __forceinline__ uint2 four_halves(const float (&x)[4]) {
-    const __half2 a = __floats2half2_rn(x[0], x[1]), b = __floats2half2_rn(x[2], x[3]);
-    return { *(const uint *) &a, *(const uint *) &b };
-}
-
-// Values first .. first + width of the cells of a tile, by all threads: as halves with a scale for 16 of them, or (VALUES) as
-// halves that have their scale in them, where `live` says that a cell is seen.
-template <bool VALUES> __device__ __noinline__ void unpack(
-        const uint8_t * rows, uint64_t step, uint kind, uint size, uint first, uint width, uint count, const uint * live,
-        const float * levels, __half * tile, float * scales) {
-    const uint quads = width/4, lanes = quads <= 16 ? 16 : 32, quad = threadIdx.x % lanes;
-    for (uint cell = threadIdx.x/lanes; cell < CELLS; cell += THREADS/lanes) {
-        const bool there = VALUES ? (live[cell/32] >> cell % 32 & 1) != 0 : cell < count;
-        float x[4] = {}, scale = 0.0f;
-        if (there && quad < quads) {
-            four_of(rows + cell*step, kind, size, first + 4*quad, levels, x, scale);
-        }
-        if (!VALUES && (kind == KV_KIND_BF16 || kind == KV_KIND_F32)) {
-            // Beyond what a half holds: relative to a power of two, for 16 values.
-            float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
-            largest = fmaxf(largest, __shfl_xor_sync(KV_ALL_LANES, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(KV_ALL_LANES, largest, 2));
-            const uint exponent = __float_as_uint(largest) >> 23;
-            if (exponent > 1 && exponent < 253) {
-                scale = __uint_as_float(exponent << 23);
-                for (uint n = 0; n < 4; ++n) {
-                    x[n] *= __uint_as_float((254 - exponent) << 23);
-                }
-            }
-        }
-        if (quad >= quads) {
-            continue;
-        }
-        if (VALUES) {
-            for (uint n = 0; n < 4; ++n) {
-                x[n] = fminf(fmaxf(x[n]*scale, -65504.0f), 65504.0f);
-            }
-        } else if (quad % 4 == 0) {
-            scales[cell*SCALES + quad/4] = scale;
-        }
-        *(uint2 *) (tile + cell*TILE_STEP + 4*quad) = four_halves(x);
-    }
-}
-
 // The I-frame of a group as one more row of K.
 __device__ __forceinline__ void unpack_frame(
         const uint8_t * group, uint64_t step, uint kind, uint size, uint rows, uint first, uint width, __half * tile, float * scales) {
@@ -304,7 +81,7 @@ __device__ __forceinline__ void unpack_frame(
         tile[FRAME*TILE_STEP + i] = __float2half_rn(kv_delta_frame(group, step, kind, size, rows, first + i));
     }
     if (threadIdx.x < SCALES) {
-        scales[FRAME*SCALES + threadIdx.x] = 1.0f;
+        scales[threadIdx.x*K_ROWS + FRAME] = 1.0f;
     }
 }
 
@@ -349,7 +126,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
         m.tile[FRAME*TILE_STEP + i] = __ushort_as_half(0);
     }
     for (uint i = threadIdx.x; i < 8*SCALES; i += THREADS) {
-        m.scales[FRAME*SCALES + i] = 0.0f;
+        m.scales[i/8*K_ROWS + FRAME + i % 8] = 0.0f;
     }
 
     __syncthreads();
@@ -439,8 +216,8 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
             for (uint i = 0; i < width; i += 16) {
                 uint32_t b[4], bf[4];
                 load_matrices(b, m.tile + (warp*16 + lane/16*8 + lane % 8)*TILE_STEP + i + lane/8 % 2*8);
-                const float * sc = m.scales + (warp*16 + 2*t)*SCALES + i/16;
-                const float s0 = sc[0], s1 = sc[SCALES], s2 = sc[8*SCALES], s3 = sc[9*SCALES];
+                const float * sc = m.scales + i/16*K_ROWS + warp*16 + 2*t;
+                const float s0 = sc[0], s1 = sc[1], s2 = sc[8], s3 = sc[9];
                 if (is_delta) {
                     load_matrices(bf, m.tile + (FRAME + lane % 8)*TILE_STEP + i + lane/8 % 2*8);
                 }

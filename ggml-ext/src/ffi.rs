@@ -883,7 +883,13 @@ pub unsafe extern "C" fn ggml_ext_state_recode(
 /// `rows` holds so many cells of so many heads from the beginning of a group on, and is the caller's alone; `keep` has a
 /// flag for each cell.
 #[no_mangle]
-pub unsafe extern "C" fn ggml_ext_state_keep(id: i32, heads: i32, rows: *mut u8, cells: usize, keep: *const bool) -> bool {
+pub unsafe extern "C" fn ggml_ext_state_keep(
+    id: i32,
+    heads: i32,
+    rows: *mut u8,
+    cells: usize,
+    keep: *const bool,
+) -> bool {
     let rows = state::Rows { data: rows, cells };
     // SAFETY: the caller's promise.
     report(|| unsafe { state::keep(id, usize::try_from(heads).unwrap_or(0), rows, slice(keep, cells)) })

@@ -340,7 +340,8 @@ fn an_i_frame_of_others_is_replaced() {
             unsafe { Walker::new(f, isa::kernels()).write(layout.place(row).0, &key) };
         }
         let frame = |bytes: &[u8]| {
-            let shares = bytes.chunks_exact(f.row_bytes()).step_by(HEADS).map(|row| row[f.residual().row_bytes()..].to_vec());
+            let shares =
+                bytes.chunks_exact(f.row_bytes()).step_by(HEADS).map(|row| row[f.residual().row_bytes()..].to_vec());
             shares.collect::<Vec<_>>()
         };
         let kept = check_kept(id, f, &bytes, &[true; GROUP_CELLS], false);

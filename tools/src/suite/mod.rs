@@ -1,6 +1,7 @@
 //! `cargo kv test`: everything that proves the project, in parts.
 
 mod counts;
+mod cuda;
 mod life;
 mod metal;
 mod model;
@@ -51,6 +52,8 @@ pub enum Part {
     Neon,
     /// Metal shaders run on the CPU
     Metal,
+    /// CUDA kernels compiled, and run where there is a GPU
+    Cuda,
     /// llama-cpp-2 on top of sys/
     Wrapper,
     /// State files, shifts, server, RPC
@@ -152,6 +155,7 @@ pub fn test(options: &Options) -> Result<ExitCode> {
             Part::Ops => ops::run(options, &mut tally),
             Part::Model => model::run(options, &mut tally),
             Part::Metal => metal::run(options, &mut tally),
+            Part::Cuda => cuda::run(options, &mut tally),
             // Two more builds of llama.cpp.
             Part::Wrapper if options.only.is_empty() && !options.soak => {
                 tally.skip("all", 1, &format!("long: ask for it with --only {}, or --soak", part.name()));
