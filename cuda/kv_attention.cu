@@ -165,7 +165,7 @@ template <uint SIZE> __global__ void __launch_bounds__(4*MERGE_LANES) kv_merge(c
 #define KV_BY_SIZE(size, kernel)                                             \
     ((size) == 64 ? kernel<64> : (size) == 128 ? kernel<128> : (size) == 256 ? kernel<256> : kernel<0>)
 
-size_t padded(size_t bytes) {
+static size_t padded(size_t bytes) {
     return (bytes + 255)/256*256;
 }
 
@@ -174,7 +174,7 @@ struct scratch_layout {
     size_t low, scales, metas, sums, end;
 };
 
-scratch_layout layout_of(const kv_cuda_attention & op, const kv_cuda_plan & plan) {
+static scratch_layout layout_of(const kv_cuda_attention & op, const kv_cuda_plan & plan) {
     const size_t rows = (size_t) op.args.streams*op.args.heads*op.args.tokens;
     scratch_layout res;
     res.low    = padded(rows*width_of(op.k_kind, op.k_size)*sizeof(__half));

@@ -591,7 +591,7 @@ template <uint D, bool DELTA, uint QB> __global__ void __launch_bounds__(THREADS
 
 typedef void (*decode_kernel)(const attn_params);
 
-template <uint QB> decode_kernel kernel_of(uint size, bool is_delta) {
+template <uint QB> static decode_kernel kernel_of(uint size, bool is_delta) {
     switch (size) {
         case 64:  return is_delta ? kv_decode<64, true, QB> : kv_decode<64, false, QB>;
         case 128: return is_delta ? kv_decode<128, true, QB> : kv_decode<128, false, QB>;
@@ -599,15 +599,15 @@ template <uint QB> decode_kernel kernel_of(uint size, bool is_delta) {
     }
 }
 
-size_t memory_of(uint size) {
+static size_t memory_of(uint size) {
     return size == 64 ? sizeof(decode_memory<64>) : size == 128 ? sizeof(decode_memory<128>) : sizeof(decode_memory<256>);
 }
 
-uint divided(uint a, uint b) {
+static uint divided(uint a, uint b) {
     return (a + b - 1)/b;
 }
 
-bool is_aligned(const void * data, const uint64_t (&nb)[3], uint align) {
+static bool is_aligned(const void * data, const uint64_t (&nb)[3], uint align) {
     return ((uintptr_t) data | nb[0] | nb[1] | nb[2]) % align == 0;
 }
 

@@ -12,7 +12,7 @@
 namespace kv {
 namespace {
 
-constexpr uint MOST_WIDTH = SLAB, COLUMNS = SLAB/8, BLOCKS = CELLS/8;
+constexpr uint MOST_WIDTH = SLAB, BLOCKS = CELLS/8;
 
 struct prefill_memory {
     __half * high, * low;        // [row][query_step]
@@ -59,24 +59,18 @@ __device__ __forceinline__ uint two_masks(const attn_params & p, uint offset, ui
     return first | second << 16;
 }
 
-__device__ __forceinline__ float score_of(const attn_params & p, float product, uint mask, float slope) {
-    const float bias = __half2float(__ushort_as_half((unsigned short) mask));
-    const float capped = p.args.softcap != 0.0f ? soft_capped(product, p.args.softcap) : product;
-    // A key that is hidden may hold anything.
-    return bias > -65504.0f ? fmaf(slope, bias, capped) : -INFINITY;
-}
-
 __device__ __forceinline__ uint two_halves(float a, float b) {
     const __half2 x = __floats2half2_rn(a, b);
     return *(const uint *) &x;
 }
 
-template <uint WARPS> __global__ void __launch_bounds__(32*WARPS) kv_prefill(const attn_params p) {
+// WIDTH is that of K, 0 for any; V has up to 8*COLUMNS values, and what is beyond its width is computed and not looked at.
+template <uint WARPS, uint WIDTH, uint COLUMNS> __global__ void __launch_bounds__(32*WARPS) kv_prefill(const attn_params p) {
     extern __shared__ __align__(16) uint8_t memory[];
     constexpr uint ROWS = 16*WARPS, THREADS = 32*WARPS;
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
     const kv_attn_args & args = p.args;
-    const uint k_width = kv_width(p.k_kind, p.k_size), v_width = kv_width(p.v_kind, p.v_size), query_step = k_width + 8;
+    const uint k_width = WIDTH ? WIDTH : kv_width(p.k_kind, p.k_size), v_width = kv_width(p.v_kind, p.v_size), query_step = k_width + 8;
     const uint k_raw_step = raw_step_of(p.k_kind, p.k_size), v_raw_step = raw_step_of(p.v_kind, p.v_size);
     const uint k_bytes = stored_bytes(p.k_kind, p.k_size), v_bytes = stored_bytes(p.v_kind, p.v_size);
     const prefill_memory m = carve(memory, ROWS, k_width, CELLS*k_raw_step);
@@ -114,8 +108,8 @@ template <uint WARPS> __global__ void __launch_bounds__(32*WARPS) kv_prefill(con
 #pragma unroll
     for (uint n = 0; n < 2; ++n) {
         const uint r = min(warp*16 + g + 8*n, used - 1);
-        factor_of[n] = p.query_scale[query_row + r]*args.scale;
-        slope[n]     = slope_of(p, kv_head*heads_per_kv + (first_row + r) % heads_per_kv);
+        factor_of[n] = p.query_scale[query_row + r]*args.scale*(args.softcap != 0.0f ? 1.0f : LOG2_E);
+        slope[n]     = slope_of(p, kv_head*heads_per_kv + (first_row + r) % heads_per_kv)*LOG2_E;
         mask_at[n]   = m.masks[r];
         largest[n]   = HIDDEN;
         sum[n]       = 0.0f;
@@ -169,9 +163,17 @@ template <uint WARPS> __global__ void __launch_bounds__(32*WARPS) kv_prefill(con
             unpack<true>(m.v_raw, v_raw_step, p.v_kind, p.v_size, 0, v_width, count, nullptr, m.v_levels, m.v_tile, nullptr);
         }
         uint masked[2][BLOCKS];
+        if (p.mask && mask_is_whole && count == CELLS) {
+            const uint * from[2] = { (const uint *) (p.mask + (mask_at[0] + 2*cell)) + t, (const uint *) (p.mask + (mask_at[1] + 2*cell)) + t };
 #pragma unroll
-        for (uint i = 0; i < 2*BLOCKS; ++i) {
-            masked[i/BLOCKS][i % BLOCKS] = two_masks(p, mask_at[i/BLOCKS], cell + i % BLOCKS*8 + 2*t, end, mask_is_whole);
+            for (uint i = 0; i < 2*BLOCKS; ++i) {
+                masked[i/BLOCKS][i % BLOCKS] = from[i/BLOCKS][i % BLOCKS*4];
+            }
+        } else {
+#pragma unroll
+            for (uint i = 0; i < 2*BLOCKS; ++i) {
+                masked[i/BLOCKS][i % BLOCKS] = two_masks(p, mask_at[i/BLOCKS], cell + i % BLOCKS*8 + 2*t, end, mask_is_whole);
+            }
         }
         next = visible_from(cell + CELLS);
         __syncthreads();
@@ -182,19 +184,23 @@ template <uint WARPS> __global__ void __launch_bounds__(32*WARPS) kv_prefill(con
         for (uint i = 0; i < BLOCKS*4; ++i) {
             s[i/4][i % 4] = x[i/4][i % 4] = 0.0f;
         }
-        for (uint i = 0; i < k_width; i += 16) {
-            uint32_t high[4], low[4];
+#pragma unroll
+        for (uint i = 0; i < (WIDTH ? WIDTH : k_width); i += 16) {
+            uint32_t high[4], low[4], b[BLOCKS/2][4];
             const uint at = (warp*16 + lane % 16)*query_step + i + lane/16*8;
             load_matrices(high, m.high + at);
             load_matrices(low, m.low + at);
 #pragma unroll
-            for (uint n = 0; n < BLOCKS; n += 2) {
-                uint32_t b[4];
-                load_matrices(b, m.k_tile + (n*8 + lane/16*8 + lane % 8)*TILE_STEP + i + lane/8 % 2*8);
-                mma_f16(x[n], high, b[0], b[1]);
-                mma_f16(x[n + 1], high, b[2], b[3]);
-                mma_f16(x[n], low, b[0], b[1]);
-                mma_f16(x[n + 1], low, b[2], b[3]);
+            for (uint n = 0; n < BLOCKS/2; ++n) {
+                load_matrices(b[n], m.k_tile + (n*16 + lane/16*8 + lane % 8)*TILE_STEP + i + lane/8 % 2*8);
+            }
+#pragma unroll
+            for (uint n = 0; n < BLOCKS; ++n) {
+                mma_f16(x[n], high, b[n/2][n % 2*2], b[n/2][n % 2*2 + 1]);
+            }
+#pragma unroll
+            for (uint n = 0; n < BLOCKS; ++n) {
+                mma_f16(x[n], low, b[n/2][n % 2*2], b[n/2][n % 2*2 + 1]);
             }
             if (wide && i % 32 == 0) {
                 continue;
@@ -210,21 +216,41 @@ template <uint WARPS> __global__ void __launch_bounds__(32*WARPS) kv_prefill(con
             }
         }
 
+        // Scores in units of log 2. Far from the end of the mask nothing is hidden and nothing is added.
+        uint any_mask = 0;
+#pragma unroll
+        for (uint i = 0; i < 2*BLOCKS; ++i) {
+            any_mask |= masked[i/BLOCKS][i % BLOCKS];
+        }
         float top[2] = { largest[0], largest[1] };
 #pragma unroll
-        for (uint n = 0; n < BLOCKS; ++n) {
+        for (uint i = 0; i < 4*BLOCKS; ++i) {
+            s[i/4][i % 4] *= factor_of[i % 4/2];
+        }
+        if (args.softcap != 0.0f) {
 #pragma unroll
-            for (uint i = 0; i < 4; ++i) {
-                s[n][i] = score_of(p, s[n][i]*factor_of[i/2], masked[i/2][n] >> i % 2*16, slope[i/2]);
-                top[i/2] = fmaxf(top[i/2], s[n][i]);
+            for (uint i = 0; i < 4*BLOCKS; ++i) {
+                s[i/4][i % 4] = soft_capped(s[i/4][i % 4], args.softcap)*LOG2_E;
             }
+        }
+        if (__any_sync(KV_ALL_LANES, any_mask != 0)) {
+#pragma unroll
+            for (uint i = 0; i < 4*BLOCKS; ++i) {
+                const float bias = __half2float(__ushort_as_half((unsigned short) (masked[i % 4/2][i/4] >> i % 2*16)));
+                // A key that is hidden may hold anything.
+                s[i/4][i % 4] = bias > -65504.0f ? fmaf(slope[i % 4/2], bias, s[i/4][i % 4]) : -INFINITY;
+            }
+        }
+#pragma unroll
+        for (uint i = 0; i < 4*BLOCKS; ++i) {
+            top[i % 4/2] = fmaxf(top[i % 4/2], s[i/4][i % 4]);
         }
         float factor[2];
 #pragma unroll
         for (uint n = 0; n < 2; ++n) {
             top[n] = fmaxf(top[n], __shfl_xor_sync(KV_ALL_LANES, top[n], 1));
             top[n] = fmaxf(top[n], __shfl_xor_sync(KV_ALL_LANES, top[n], 2));
-            factor[n]  = rescale(largest[n], top[n]);
+            factor[n]  = exp2f(largest[n] - top[n]);
             largest[n] = top[n];
             sum[n]    *= factor[n];
         }
@@ -232,25 +258,25 @@ template <uint WARPS> __global__ void __launch_bounds__(32*WARPS) kv_prefill(con
 #pragma unroll
         for (uint i = 0; i < 2*BLOCKS; ++i) {
             const uint n = i/2, r = i % 2;
-            weights[n][r] = two_halves(__expf(s[n][2*r] - largest[r]), __expf(s[n][2*r + 1] - largest[r]));
+            weights[n][r] = two_halves(exp2f(s[n][2*r] - largest[r]), exp2f(s[n][2*r + 1] - largest[r]));
             const float2 rounded = __half22float2(*(const __half2 *) &weights[n][r]);
             sum[r] += rounded.x + rounded.y;
         }
+        if (__any_sync(KV_ALL_LANES, factor[0] != 1.0f || factor[1] != 1.0f)) {
 #pragma unroll
-        for (uint i = 0; i < COLUMNS*4; ++i) {
-            acc[i/4][i % 4] *= factor[i % 4/2];
+            for (uint i = 0; i < COLUMNS*4; ++i) {
+                acc[i/4][i % 4] *= factor[i % 4/2];
+            }
         }
 #pragma unroll
         for (uint i = 0; i < CELLS/16; ++i) {
             const uint32_t a[4] = { weights[2*i][0], weights[2*i][1], weights[2*i + 1][0], weights[2*i + 1][1] };
 #pragma unroll
             for (uint n = 0; n < COLUMNS; n += 2) {
-                if (n*8 < v_width) {
-                    uint32_t b[4];
-                    load_matrices_transposed(b, m.v_tile + (i*16 + lane/8 % 2*8 + lane % 8)*TILE_STEP + n*8 + lane/16*8);
-                    mma_f16(acc[n], a, b[0], b[1]);
-                    mma_f16(acc[n + 1], a, b[2], b[3]);
-                }
+                uint32_t b[4];
+                load_matrices_transposed(b, m.v_tile + (i*16 + lane/8 % 2*8 + lane % 8)*TILE_STEP + n*8 + lane/16*8);
+                mma_f16(acc[n], a, b[0], b[1]);
+                mma_f16(acc[n + 1], a, b[2], b[3]);
             }
         }
     }
@@ -266,7 +292,7 @@ template <uint WARPS> __global__ void __launch_bounds__(32*WARPS) kv_prefill(con
         }
         const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + chunk;
         if (t == 0) {
-            p.metas[at] = make_float2(largest[n], sum[n]);
+            p.metas[at] = make_float2(largest[n] <= HIDDEN ? HIDDEN : largest[n]/LOG2_E, sum[n]);
         }
 #pragma unroll
         for (uint i = 0; i < COLUMNS; ++i) {
@@ -277,7 +303,15 @@ template <uint WARPS> __global__ void __launch_bounds__(32*WARPS) kv_prefill(con
     }
 }
 
-uint divided(uint a, uint b) {
+typedef void (*prefill_kernel)(const attn_params);
+
+template <uint WARPS> static prefill_kernel kernel_of(uint k_width, uint v_width) {
+    return k_width == 128 && v_width == 128 ? kv_prefill<WARPS, 128, 16>
+           : k_width == 64 && v_width <= 64 ? kv_prefill<WARPS, 64, 8>
+                                            : kv_prefill<WARPS, 0, 16>;
+}
+
+static uint divided(uint a, uint b) {
     return (a + b - 1)/b;
 }
 
@@ -309,7 +343,8 @@ bool plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, k
 
 cudaError_t launch_prefill(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream) {
     const uint rows = p.args.heads/p.args.kv_heads*p.args.tokens, warps = (uint) plan.row_blocks;
-    const auto kernel = warps == 8 ? kv_prefill<8> : kv_prefill<4>;
+    const uint k_width = width_of(p.k_kind, p.k_size), v_width = width_of(p.v_kind, p.v_size);
+    const auto kernel = warps == 8 ? kernel_of<8>(k_width, v_width) : kernel_of<4>(k_width, v_width);
     const cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) plan.shared_bytes);
     if (err != cudaSuccess) {
         return err;

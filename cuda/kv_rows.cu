@@ -263,7 +263,7 @@ __device__ __forceinline__ void writer_step(
 }
 
 // Brings u to row t, which is written.
-__device__ void writer_go_to(group_writer & w, uint kind, uint size, uint t, const float * m, const float * levels, uint lane, float * u) {
+static __device__ void writer_go_to(group_writer & w, uint kind, uint size, uint t, const float * m, const float * levels, uint lane, float * u) {
     if (w.at == (int) t) {
         return;
     }
@@ -319,7 +319,7 @@ __device__ __forceinline__ void writer_encode(
 }
 
 // The I-frame of a group: the key; zeros where rows are there already without one.
-__device__ void writer_found(group_writer & w, uint kind, uint size, const float * key, uint lane, float * m) {
+static __device__ void writer_found(group_writer & w, uint kind, uint size, const float * key, uint lane, float * m) {
     const bool taken = w.written != 0;
     bool beyond = false;
     for (uint i = lane; i < size; i += 32) {
@@ -631,7 +631,7 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(c
     }
 }
 
-rows_params params_of(const kv_cuda_rows & op) {
+static rows_params params_of(const kv_cuda_rows & op) {
     return { op.args, op.kind, op.size, op.float_kind, op.index_bytes, (const uint8_t *) op.from, (const uint8_t *) op.index, (uint8_t *) op.to };
 }
 

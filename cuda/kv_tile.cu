@@ -414,7 +414,7 @@ const tile_instance INSTANCES[] = {
     { 1, 2, kv_tile<1, 2> }, { 1, 5, kv_tile<1, 5> }, { 1, 9, kv_tile<1, 9> },
 };
 
-uint divided(uint a, uint b) {
+static uint divided(uint a, uint b) {
     return (a + b - 1)/b;
 }
 

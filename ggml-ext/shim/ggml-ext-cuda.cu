@@ -17,12 +17,12 @@ using namespace ggml_ext_gpu;
 
 constexpr backend CUDA = { "CUDA", 16 };
 
-kv_cuda_device device_of(int id) {
+static kv_cuda_device device_of(int id) {
     const auto & info = ggml_cuda_info().devices[id];
     return { info.cc, info.nsm, info.smpbo };
 }
 
-kv_cuda_attention describe_attention(const ggml_tensor * op) {
+static kv_cuda_attention describe_attention(const ggml_tensor * op) {
     const ggml_tensor * q = op->src[0], * k = op->src[1], * v = op->src[2], * mask = op->src[3], * sinks = op->src[4];
     float max_bias;
     memcpy(&max_bias, (const float *) op->op_params + 1, sizeof(float));
@@ -44,7 +44,7 @@ kv_cuda_attention describe_attention(const ggml_tensor * op) {
     return res;
 }
 
-std::string refusal_on(int id, const ggml_tensor * op) {
+static std::string refusal_on(int id, const ggml_tensor * op) {
     const kv_cuda_device device = device_of(id);
     if (device.cc < KV_CUDA_OLDEST || !GGML_CUDA_CC_IS_NVIDIA(device.cc)) {
         return "the GPU is older than Turing (compute capability 7.5), whose tensor cores the kernels use";
@@ -58,7 +58,7 @@ std::string refusal_on(int id, const ggml_tensor * op) {
 }
 
 // `floats` is the side that is not a cache; where both are, the one that is written.
-kv_cuda_rows describe_rows(const ggml_tensor * cache, const ggml_tensor * from, const ggml_tensor * index, const ggml_tensor * to) {
+static kv_cuda_rows describe_rows(const ggml_tensor * cache, const ggml_tensor * from, const ggml_tensor * index, const ggml_tensor * to) {
     const bool both = ggml_ext_is_ours(from->type) && ggml_ext_is_ours(to->type);
     const ggml_tensor * floats = both || from == cache ? to : from;
     kv_cuda_rows res = {};
@@ -78,7 +78,7 @@ kv_cuda_rows describe_rows(const ggml_tensor * cache, const ggml_tensor * from, 
     return res;
 }
 
-cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
+static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     const kv_cuda_attention attention = describe_attention(op);
     kv_cuda_plan plan;
     if (!kv_cuda_plan_attention(attention, device_of(ctx.device), plan)) {
@@ -88,7 +88,7 @@ cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     return kv_cuda_attend(attention, plan, scratch.get(), ctx.stream());
 }
 
-cudaError_t copy(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
+static cudaError_t copy(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     const ggml_tensor * src = op->src[0];
     if (!ggml_ext_is_ours(src->type)) {
         return kv_cuda_set_rows(describe_rows(op, src, nullptr, op), ctx.stream());

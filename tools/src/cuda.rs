@@ -23,9 +23,34 @@ const WHEELS: [Pin; 5] = [
     wheel("nvidia-cuda-cccl", "13.0.85", "e0da7ad981f3a8aff08241b5bfc1af868742a63e2762f53a5171c492ef242649"),
 ];
 
-/// Architectures that kernels are compiled for: virtual, real.
-const TARGETS: [(&str, &str); 3] =
-    [("compute_75", "sm_75"), ("compute_80", "[sm_80,sm_86,sm_89]"), ("compute_90", "sm_90")];
+/// How far kernels are compiled.
+#[derive(Clone, Copy, Debug)]
+pub enum Depth {
+    /// To PTX, which checks all but the instructions of inline assembly.
+    Ptx,
+    /// To the machine code of the oldest and of the newest GPU too.
+    Ends,
+    /// To the machine code of all.
+    All,
+}
+
+impl Depth {
+    fn targets(self) -> [(&'static str, &'static str); 3] {
+        match self {
+            Depth::Ptx => [("compute_75", "compute_75"), ("compute_80", "compute_80"), ("compute_90", "compute_90")],
+            Depth::Ends => [("compute_75", "sm_75"), ("compute_80", "compute_80"), ("compute_90", "sm_90")],
+            Depth::All => [("compute_75", "sm_75"), ("compute_80", "[sm_80,sm_86,sm_89]"), ("compute_90", "sm_90")],
+        }
+    }
+
+    pub fn what(self) -> &'static str {
+        match self {
+            Depth::Ptx => "to PTX of compute_75, 80 and 90",
+            Depth::Ends => "for sm_75 and sm_90, to PTX of compute_80",
+            Depth::All => "for sm_75, 80, 86, 89 and 90",
+        }
+    }
+}
 
 /// An error says why there is none.
 pub fn nvcc() -> Result<PathBuf> {
@@ -60,12 +85,12 @@ pub fn kernels() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Compiles a file for all architectures, without optimization: an error has the compiler's messages.
-pub fn compile(nvcc: &Path, source: &Path, target: &Path) -> Result<()> {
+/// An error has the compiler's messages.
+pub fn compile(nvcc: &Path, source: &Path, depth: Depth, target: &Path) -> Result<()> {
     let mut command = Command::new(nvcc);
-    command.args(["-std=c++17", "-use_fast_math", "-Xcicc", "-O0", "-Xptxas", "-O0", "-Werror", "all-warnings"]);
-    for (virtual_arch, real) in TARGETS {
-        command.args(["-gencode", &format!("arch={virtual_arch},code={real}")]);
+    command.args(["-std=c++17", "-use_fast_math", "-Werror", "all-warnings"]);
+    for (virtual_arch, code) in depth.targets() {
+        command.args(["-gencode", &format!("arch={virtual_arch},code={code}")]);
     }
     command.arg("-I").arg(project_root().join("cuda/msl"));
     command.arg("-fatbin").arg(source).arg("-o").arg(target);
