@@ -152,7 +152,7 @@ static inline void kv_row_levels(uint kind, uint thread_index, threadgroup float
         return;
     }
     const uint bits = kv_code_bits(kind);
-    constant float * table = KV_KIND_IS_TURBO(kind) ? kv_turbo_levels(kind) : kv_srft_levels(bits);
+    const auto table = KV_KIND_IS_TURBO(kind) ? kv_turbo_levels(kind) : kv_srft_levels(bits);
     if (thread_index < (1u << bits)) {
         levels[thread_index] = table[thread_index];
     }

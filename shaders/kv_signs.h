@@ -99,7 +99,7 @@ static inline void kv_qjl_encode(threadgroup const float * y, uint size, uint la
 static inline void kv_turbo_encode(threadgroup float * y, threadgroup uchar * codes, uint kind, uint size, uint lane, device uchar * row) {
 #pragma METAL fp math_mode(safe)
     const uint bits = kv_code_bits(kind);
-    constant float * levels = kv_turbo_levels(kind);
+    const auto levels = kv_turbo_levels(kind);
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const float scale = kv_store_norm(row, 0, kv_rms(y, size, lane), lane);
     const float inverse = scale > 0.0f ? 1.0f/scale : 0.0f;

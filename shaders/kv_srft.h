@@ -155,8 +155,8 @@ static inline void kv_srft_encode(threadgroup float * y, uint bits, uint size, u
         }
         scale = largest/127.0f;
     } else {
-        constant float * levels = kv_srft_levels(bits);
-        constant float * search = bits == 4 ? kv_search_4 : bits == 3 ? kv_search_3 : kv_search_2;
+        const auto levels = kv_srft_levels(bits);
+        const auto search = bits == 4 ? kv_search_4 : bits == 3 ? kv_search_3 : kv_search_2;
         const uint level_count = 1u << bits;
         // The largest value, sign included, goes to the first level.
         const float largest = ends.y > ends.x ? -ends.y : ends.x;

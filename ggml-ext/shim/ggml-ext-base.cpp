@@ -126,7 +126,7 @@ bool ggml_ext_concerns(const ggml_tensor * op) {
 bool ggml_ext_device_serves(ggml_backend_dev_t dev) {
     const char * name = ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev));
     // "RPC[host:port]": what stands behind it is the server's to know
-    return strcmp(name, "CPU") == 0 || strcmp(name, "MTL") == 0 || strncmp(name, "RPC", 3) == 0;
+    return strcmp(name, "CPU") == 0 || strcmp(name, "MTL") == 0 || strcmp(name, "CUDA") == 0 || strncmp(name, "RPC", 3) == 0;
 }
 
 // Both ends must agree on what rows mean: raised with a version of any type's tables (src/table.rs).

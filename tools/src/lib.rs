@@ -11,6 +11,7 @@ pub mod compare;
 pub mod counts;
 pub mod cpu;
 pub mod cross;
+pub mod cuda;
 pub mod fetch;
 pub mod mca;
 pub mod metal;

@@ -2,6 +2,7 @@
 
 mod archs;
 mod counts;
+mod cuda;
 mod life;
 mod metal;
 mod model;
@@ -54,6 +55,8 @@ pub enum Part {
     Neon,
     /// Metal shaders run on the CPU
     Metal,
+    /// CUDA kernels compiled, and run where there is a GPU
+    Cuda,
     /// llama-cpp-2 on top of sys/
     Wrapper,
     /// State files, shifts, server, RPC
@@ -156,6 +159,7 @@ pub fn test(options: &Options) -> Result<ExitCode> {
             Part::Archs => archs::run(options, &mut tally),
             Part::Model => model::run(options, &mut tally),
             Part::Metal => metal::run(options, &mut tally),
+            Part::Cuda => cuda::run(options, &mut tally),
             // Two more builds of llama.cpp.
             Part::Wrapper if options.only.is_empty() && !options.soak => {
                 tally.skip("all", 1, &format!("slow: run it with --only {}, or --soak", part.name()));

@@ -1,0 +1,103 @@
+// What the attention kernels share: their parameters, the mask, the score of a cell, the softmax under way.
+#pragma once
+
+#include "codec.cuh"
+#include "kv_cuda.h"
+
+namespace kv {
+
+using uint = unsigned;
+
+struct attn_params {
+    kv_attn_args    args;
+    uint            k_kind, v_kind, q_kind;
+    uint            k_size, v_size;
+    bool            alibi;
+    const uint8_t * q;
+    const uint8_t * k;
+    const uint8_t * v;
+    const uint8_t * mask;
+    const float *   sinks;
+    uint8_t *       dst;
+    // scratch
+    __half *        query_high; // [query row][width of K], by stream, KV head, token, head: two halves make a value
+    __half *        query_low;
+    float *         query_scale; // [query row]: what those are multiplied by
+    float2 *        metas;       // [result][chunk]: largest score, sum
+    float *         sums;        // [result][chunk][width of V]; results by stream, token, head
+};
+
+// The score of a cell that is hidden, or of none at all.
+constexpr float HIDDEN = -0.5f*FLT_MAX;
+
+// The factor that brings sums relative to `from` to the larger score `to`. Without any score there is nothing to bring.
+static __device__ __forceinline__ float rescale(float from, float to) {
+    return from <= HIDDEN ? 0.0f : __expf(from - to);
+}
+
+static __device__ __forceinline__ float slope_of(const attn_params & p, uint head) {
+    if (!p.alibi) {
+        return 1.0f;
+    }
+    const uint base = p.args.slope_heads;
+    return head < base ? exp2f(log2f(p.args.slope_low)*(float) (head + 1)) : exp2f(log2f(p.args.slope_high)*(float) (2*(head - base) + 1));
+}
+
+constexpr float LOG2_E = 1.44269504f;
+
+// Where the row of the mask begins; masks are below 4 GiB.
+static __device__ __forceinline__ uint mask_offset(const attn_params & p, uint token, uint head, uint stream) {
+    return (uint) (token*p.args.mask_nb[0] + head % p.args.mask_rows[0]*p.args.mask_nb[1] + stream % p.args.mask_rows[1]*p.args.mask_nb[2]);
+}
+
+// What the mask adds to the score of a cell, -inf where it must not be seen: also from `end` on.
+static __device__ __forceinline__ float bias_at(const attn_params & p, uint offset, uint cell, uint end) {
+    if (cell >= end) {
+        return -INFINITY;
+    }
+    if (!p.mask) {
+        return 0.0f;
+    }
+    const float m = __half2float(*(const __half *) (p.mask + (offset + 2*cell)));
+    return m > -65504.0f ? m : -INFINITY;
+}
+
+// The mask as it is stored, a half; zero where there is none.
+static __device__ __forceinline__ unsigned short mask_bits(const attn_params & p, uint offset, uint cell) {
+    return p.mask ? *(const unsigned short *) (p.mask + (offset + 2*cell)) : (unsigned short) 0;
+}
+
+// tanh by its definition: the fast one has three digits.
+static __device__ __forceinline__ float soft_capped(float score, float softcap) {
+    const float e = __expf(2.0f*score/softcap);
+    return softcap*(isinf(e) ? 1.0f : 1.0f - 2.0f/(e + 1.0f));
+}
+
+// mask_offset holds it.
+static inline bool mask_is_small(const kv_cuda_attention & op) {
+    const kv_attn_args & a = op.args;
+    return ((uint64_t) a.tokens*a.mask_nb[0] + a.mask_rows[0]*a.mask_nb[1] + a.mask_rows[1]*a.mask_nb[2]) >> 32 == 0;
+}
+
+// Queries into K's domain, as halves.
+cudaError_t launch_queries(const attn_params & p, cudaStream_t stream);
+// Chunks to results: sinks, 1/sum, R^-1.
+cudaError_t launch_merge(const attn_params & p, cudaStream_t stream);
+
+// kv_tile.cu
+void        plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
+cudaError_t launch_tile(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream);
+
+// kv_prefill.cu
+bool        plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
+cudaError_t launch_prefill(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream);
+
+// kv_decode.cu
+bool        plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
+cudaError_t launch_decode(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream);
+
+static inline uint width_of(uint32_t kind, uint32_t size) {
+    return KV_KIND_IS_TURBO(kind) ? 2*size : size;
+}
+
+}  // namespace kv

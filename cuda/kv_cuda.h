@@ -1,0 +1,69 @@
+// What the shim calls: launches of the kernels in this folder, on a stream, without synchronization or allocation.
+//
+// Kinds of rows and strides are those of ../shaders/kv_args.h. Nothing here knows ggml.
+#pragma once
+
+#include "../shaders/kv_args.h"
+
+#include <cuda_runtime.h>
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Tensor cores of Turing; before it there are none that these kernels use.
+#define KV_CUDA_OLDEST 750
+
+struct kv_cuda_device {
+    int    cc;           // 100*major + 10*minor
+    int    sms;          // multiprocessors
+    size_t shared_bytes; // of a block, by opt-in
+};
+
+// Rows. `from` and `to` are tensors, `index` row numbers of 4 or 8 bytes, or null with 0 bytes: copies.
+
+struct kv_cuda_rows {
+    kv_rows_args args;
+    uint32_t     kind;
+    uint32_t     size;        // values of a head
+    uint32_t     float_kind;  // KV_KIND_F32, KV_KIND_F16 or KV_KIND_BF16: the side that is not the cache
+    uint32_t     index_bytes;
+    const void * from;
+    const void * index;
+    void *       to;
+};
+
+cudaError_t kv_cuda_set_rows (const kv_cuda_rows & op, cudaStream_t stream);
+cudaError_t kv_cuda_get_rows (const kv_cuda_rows & op, cudaStream_t stream);
+cudaError_t kv_cuda_copy_rows(const kv_cuda_rows & op, cudaStream_t stream);
+
+// Attention.
+
+struct kv_cuda_attention {
+    kv_attn_args  args; // chunks and chunk_cells are the plan's
+    uint32_t      k_kind, v_kind, q_kind;
+    uint32_t      k_size, v_size;
+    bool          alibi;
+    const void *  q;
+    const void *  k;
+    const void *  v;
+    const void *  mask;  // null for none
+    const float * sinks; // null for none
+    void *        dst;
+};
+
+// How an attention is split, and what it needs meanwhile.
+struct kv_cuda_plan {
+    bool     decode;      // by the kernels of kv_decode.cu,
+    bool     prefill;     // of kv_prefill.cu; else by those of kv_tile.cu
+    int      row_blocks;  // tile, prefill: blocks of 16 query rows in a thread block
+    int      slabs;       // tile: slabs of V
+    bool     staged;      // tile: rows go through shared memory
+    uint32_t chunk_cells;
+    uint32_t chunks;
+    size_t   shared_bytes;
+    size_t   scratch_bytes;
+};
+
+// False where no kernel fits the device.
+bool        kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
+cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & plan, void * scratch, cudaStream_t stream);

@@ -1,0 +1,244 @@
+// Tiles of 64 cells in shared memory: rows as they are stored, and unpacked as halves.
+#pragma once
+
+#include "attention.cuh"
+
+namespace kv {
+
+using namespace metal;
+
+constexpr uint CELLS = 64, SLAB = 128;
+constexpr uint FRAME = CELLS;                 // the row of K that holds an I-frame
+constexpr uint K_ROWS = CELLS + 8;            // a block of columns more
+constexpr uint TILE_STEP = SLAB + 8;          // halves from row to row: neighbours lie in other banks
+constexpr uint SCALES = SLAB/16;              // of a row of a slab
+
+// Bytes of the row of one head.
+static __host__ __device__ inline uint stored_bytes(uint kind, uint size) {
+    switch (kind) {
+        case KV_KIND_F32:  return 4*size;
+        case KV_KIND_F16:
+        case KV_KIND_BF16: return 2*size;
+        case KV_KIND_Q8_0: return size/32*34;
+        case KV_KIND_Q4_0: return size/32*18;
+        default:           break;
+    }
+    const uint scales = size/(size % 32 == 0 ? 32 : 16)*2;
+    switch (kind) {
+        case KV_KIND_SRFT8:  return scales + size;
+        case KV_KIND_SRFT4:  return scales + size/2;
+        case KV_KIND_SRFT3:  return scales + size*3/8;
+        case KV_KIND_SRFT2:  return scales + size/4;
+        case KV_KIND_DELTA4: return scales + size/2 + (size + 63)/64*2;
+        case KV_KIND_DELTA3: return scales + size*3/8 + (size + 63)/64*2;
+        case KV_KIND_POLAR4: return size/16*2 + (size/16*14 + 7)/8 + size/16*4;
+        case KV_KIND_POLAR3: return size/16*2 + (size/16*14 + 7)/8 + size/16*3;
+        case KV_KIND_TURBO4: return 4 + size*3/8 + size/8;
+        case KV_KIND_TURBO3: return 4 + size/4 + size/8;
+        default:             return 2 + size/8;
+    }
+}
+
+static __host__ __device__ inline uint raw_step_of(uint kind, uint size) {
+    return (stored_bytes(kind, size) + 15)/16*16;
+}
+
+// turbo's levels are integers by this.
+static __device__ __forceinline__ float turbo_unit(uint kind) {
+    return kind == KV_KIND_TURBO4 ? 40.91f : 72.83f;
+}
+
+static __device__ __forceinline__ void fill_levels(uint kind, uint thread, float * levels) {
+    if (kv_is_plain(kind) || !kv_is_chunked(kind) || kind == KV_KIND_SRFT8 || thread >= 1u << kv_code_bits(kind)) {
+        return;
+    }
+    levels[thread] = KV_KIND_IS_TURBO(kind) ? rintf(kv_turbo_levels(kind)[thread]*turbo_unit(kind))
+                                            : kv_srft_levels(kv_code_bits(kind))[thread];
+}
+
+// Values i to i + 3 of a row, of its width, without the factor that they share with the others of 16.
+static __device__ __forceinline__ void four_of(const uint8_t * row, uint kind, uint size, uint i, const float * levels, float (&x)[4], float & scale) {
+    if (kv_is_float(kind)) {
+        for (uint n = 0; n < 4; ++n) {
+            x[n] = kv_float_at(row + (i + n)*kv_float_bytes(kind), kind);
+        }
+        scale = 1.0f;
+        return;
+    }
+    if (KV_KIND_IS_POLAR(kind)) {
+        const uint bits = kv_polar_bits(kind), block = i/16, upper = kv_polar_upper(row, size, block);
+        for (uint n = 0; n < 4; n += 2) {
+            const uint j = (i + n) % 16/2;
+            const vec2 pair = kv_polar_weight(upper, j)*kv_polar_direction(bits, kv_polar_code(row, bits, size, block, j));
+            x[n]     = pair.x;
+            x[n + 1] = pair.y;
+        }
+        scale = kv_polar_radius(row, block);
+        return;
+    }
+    if (kind == KV_KIND_QJL1 || (KV_KIND_IS_TURBO(kind) && i >= size)) {
+        const uint at = i % size, signs = row[kv_sign_offset(kind, size) + at/8] >> at % 8;
+        for (uint n = 0; n < 4; ++n) {
+            x[n] = (signs >> n & 1) != 0 ? -1.0f : 1.0f;
+        }
+        scale = kv_sign_magnitude(row, kind, size);
+        return;
+    }
+    const kv_chunk chunk = kv_row_chunk(row, kind, size, i);
+    const uint at = i - chunk.start, step = chunk.count/chunk.parts;
+    // Rows begin at even addresses.
+    const uint16_t * bytes = (const uint16_t *) (chunk.codes + at % step);
+    const uint word = bytes[0] | (uint) bytes[1] << 16;
+    for (uint n = 0; n < 4; ++n) {
+        x[n] = kv_row_level(chunk, kind, at + n, (uint8_t) (word >> 8*n), levels);
+    }
+    scale = kv_row_scale(row, kind, size, i);
+    if (KV_KIND_IS_TURBO(kind)) {
+        scale /= turbo_unit(kind);
+    }
+}
+
+// Rows of 4-bit levels in chunks of 64.
+static __device__ __forceinline__ bool is_4_bit(uint kind, uint size) {
+    return (kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4) && size % 64 == 0;
+}
+
+static __device__ __forceinline__ void fill_pairs(float unit, uint thread, uint * pairs) {
+    for (uint i = thread; i < 256; i += blockDim.x) {
+        const __half2 pair = __floats2half2_rn(kv_levels_4[i % 16]*unit, kv_levels_4[i/16]*unit);
+        pairs[i] = *(const uint *) &pair;
+    }
+}
+
+// Rows as they are stored to shared memory, by all threads; they are there behind wait_staged and a barrier.
+static __device__ __forceinline__ void stage(const uint8_t * rows, uint64_t step, uint bytes, uint count, uint raw_step, uint8_t * raw) {
+    const uint align = (uint) ((uintptr_t) rows | step | bytes);
+    const uint unit = align % 16 == 0 ? 16 : align % 8 == 0 ? 8 : align % 4 == 0 ? 4 : align % 2 == 0 ? 2 : 1;
+    const uint units = bytes/unit, magic = 0xffffffffu/units + 1;
+    for (uint i = threadIdx.x; i < count*units; i += blockDim.x) {
+        const uint cell = units == 1 ? i : __umulhi(i, magic), at = (i - cell*units)*unit;
+        const uint8_t * from = rows + cell*step + at;
+        uint8_t * to = raw + cell*raw_step + at;
+#if __CUDA_ARCH__ >= 800
+        const uint address = (uint) __cvta_generic_to_shared(to);
+        if (unit == 16) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(address), "l"(from) : "memory");
+        } else if (unit == 8) {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" :: "r"(address), "l"(from) : "memory");
+        } else if (unit == 4) {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(address), "l"(from) : "memory");
+        } else
+#else
+        if (unit >= 4) {
+            for (uint n = 0; n < unit; n += 4) {
+                *(uint *) (to + n) = *(const uint *) (from + n);
+            }
+        } else
+#endif
+        if (unit == 2) {
+            *(uint16_t *) to = *(const uint16_t *) from;
+        } else {
+            *to = *from;
+        }
+    }
+}
+
+// One group of copies ends here.
+static __device__ __forceinline__ void commit_staged() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// All groups but the last are there.
+static __device__ __forceinline__ void wait_staged() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ void wait_all_staged() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ uint times(uint pair, uint scale) {
+    const __half2 x = __hmul2(*(const __half2 *) &pair, *(const __half2 *) &scale);
+    return *(const uint *) &x;
+}
+
+// `unpack` of 4-bit rows in shared memory: a word of codes is four values of one scale and four of the next.
+template <bool VALUES> static __device__ __forceinline__ void unpack_4_bit(
+        const uint8_t * raw, uint step, uint size, uint first, uint width, uint count, const uint * live, const uint * pairs, __half * tile, float * scales) {
+    const uint words = width/8, word = threadIdx.x % words, c = word/8, j = word % 8*4;
+#pragma unroll 4
+    for (uint cell = threadIdx.x/words; cell < CELLS; cell += blockDim.x/words) {
+        const bool there = live ? (live[cell/32] >> cell % 32 & 1) != 0 : cell < count;
+        const uint8_t * row = raw + cell*step;
+        const uint both = there ? *(const uint *) (row + (first/64 + c)*4) : 0;
+        const uint codes = there ? *(const uint *) (row + size/16 + first/2 + 4*word) : 0;
+        const uint low = codes & 0x0f0f0f0f, high = codes >> 4 & 0x0f0f0f0f, l = low | low >> 4, h = high | high >> 4;
+        uint x[4] = { pairs[l & 0xff], pairs[l >> 16 & 0xff], pairs[h & 0xff], pairs[h >> 16 & 0xff] };
+        const uint s0 = (both & 0x7c00) != 0x7c00 ? both & 0xffff : 0, s1 = (both & 0x7c000000) != 0x7c000000 ? both >> 16 : 0;
+        if (VALUES) {
+            x[0] = times(x[0], s0*0x10001);
+            x[1] = times(x[1], s0*0x10001);
+            x[2] = times(x[2], s1*0x10001);
+            x[3] = times(x[3], s1*0x10001);
+        } else if (j == 0) {
+            const float a = __half2float(__ushort_as_half((unsigned short) s0))/KV_SRFT_UNIT, b = __half2float(__ushort_as_half((unsigned short) s1))/KV_SRFT_UNIT;
+            float * to = scales + 4*c*K_ROWS + cell;
+            to[0] = to[K_ROWS] = a;
+            to[2*K_ROWS] = to[3*K_ROWS] = b;
+        }
+        *(uint2 *) (tile + cell*TILE_STEP + 64*c + j)      = make_uint2(x[0], x[1]);
+        *(uint2 *) (tile + cell*TILE_STEP + 64*c + 32 + j) = make_uint2(x[2], x[3]);
+    }
+}
+
+static __device__ __forceinline__ uint2 four_halves(const float (&x)[4]) {
+    const __half2 a = __floats2half2_rn(x[0], x[1]), b = __floats2half2_rn(x[2], x[3]);
+    return { *(const uint *) &a, *(const uint *) &b };
+}
+
+// Values first .. first + width of the cells of a tile, by all threads: as halves with a scale for 16 of them, or (VALUES) as
+// halves that have their scale in them; of the first `count` cells, or of those that `live` has a bit for.
+template <bool VALUES> static __device__ __noinline__ void unpack(
+        const uint8_t * rows, uint64_t step, uint kind, uint size, uint first, uint width, uint count, const uint * live,
+        const float * levels, __half * tile, float * scales) {
+    const uint quads = width/4, lanes = quads <= 16 ? 16 : 32, quad = threadIdx.x % lanes;
+    for (uint cell = threadIdx.x/lanes; cell < CELLS; cell += blockDim.x/lanes) {
+        const bool there = live ? (live[cell/32] >> cell % 32 & 1) != 0 : cell < count;
+        float x[4] = {}, scale = 0.0f;
+        if (there && quad < quads) {
+            four_of(rows + cell*step, kind, size, first + 4*quad, levels, x, scale);
+        }
+        if (!VALUES && (kind == KV_KIND_BF16 || kind == KV_KIND_F32)) {
+            // Beyond what a half holds: relative to a power of two, for 16 values.
+            float largest = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+            largest = fmaxf(largest, __shfl_xor_sync(KV_ALL_LANES, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(KV_ALL_LANES, largest, 2));
+            const uint exponent = __float_as_uint(largest) >> 23;
+            if (exponent > 1 && exponent < 253) {
+                scale = __uint_as_float(exponent << 23);
+                for (uint n = 0; n < 4; ++n) {
+                    x[n] *= __uint_as_float((254 - exponent) << 23);
+                }
+            }
+        }
+        if (quad >= quads) {
+            continue;
+        }
+        if (VALUES) {
+            for (uint n = 0; n < 4; ++n) {
+                x[n] = fminf(fmaxf(x[n]*scale, -65504.0f), 65504.0f);
+            }
+        } else if (quad % 4 == 0) {
+            scales[quad/4*K_ROWS + cell] = scale;
+        }
+        *(uint2 *) (tile + cell*TILE_STEP + 4*quad) = four_halves(x);
+    }
+}
+
+}  // namespace kv

@@ -1,0 +1,129 @@
+// The shim's part in the CUDA backend: ops on our types as launches of the kernels in cuda/.
+//
+// Nothing here computes; it describes tensors to the kernels and takes their scratch from the backend's pool, so that an op
+// neither synchronizes nor allocates and CUDA graphs can capture it.
+
+#include "ggml-ext-cuda.h"
+
+#include "ggml-ext-gpu.h"
+
+#include "ggml-cuda/common.cuh"
+
+#include "../../cuda/kv_cuda.h"
+
+namespace {
+
+using namespace ggml_ext_gpu;
+
+constexpr backend CUDA = { "CUDA", 16 };
+
+static kv_cuda_device device_of(int id) {
+    const auto & info = ggml_cuda_info().devices[id];
+    return { info.cc, info.nsm, info.smpbo };
+}
+
+static kv_cuda_attention describe_attention(const ggml_tensor * op) {
+    const ggml_tensor * q = op->src[0], * k = op->src[1], * v = op->src[2], * mask = op->src[3], * sinks = op->src[4];
+    float max_bias;
+    memcpy(&max_bias, (const float *) op->op_params + 1, sizeof(float));
+
+    kv_cuda_attention res = {};
+    res.args   = attention_args(op);
+    res.k_kind = describe(k).kind;
+    res.v_kind = describe(v).kind;
+    res.q_kind = kind_of(q->type);
+    res.k_size = (uint32_t) describe(k).size;
+    res.v_size = (uint32_t) describe(v).size;
+    res.alibi  = max_bias != 0.0f;
+    res.q      = q->data;
+    res.k      = k->data;
+    res.v      = v->data;
+    res.mask   = mask ? mask->data : nullptr;
+    res.sinks  = sinks ? (const float *) sinks->data : nullptr;
+    res.dst    = op->data;
+    return res;
+}
+
+static std::string refusal_on(int id, const ggml_tensor * op) {
+    const kv_cuda_device device = device_of(id);
+    if (device.cc < KV_CUDA_OLDEST || !GGML_CUDA_CC_IS_NVIDIA(device.cc)) {
+        return "the GPU is older than Turing (compute capability 7.5), whose tensor cores the kernels use";
+    }
+    const std::string why = refusal(CUDA, op);
+    if (!why.empty() || op->op != GGML_OP_FLASH_ATTN_EXT) {
+        return why;
+    }
+    kv_cuda_plan plan;
+    return kv_cuda_plan_attention(describe_attention(op), device, plan) ? "" : "rows too wide for the GPU's shared memory";
+}
+
+// `floats` is the side that is not a cache; where both are, the one that is written.
+static kv_cuda_rows describe_rows(const ggml_tensor * cache, const ggml_tensor * from, const ggml_tensor * index, const ggml_tensor * to) {
+    const bool both = ggml_ext_is_ours(from->type) && ggml_ext_is_ours(to->type);
+    const ggml_tensor * floats = both || from == cache ? to : from;
+    kv_cuda_rows res = {};
+    res.args       = rows_args(cache, floats);
+    res.kind       = describe(cache).kind;
+    res.size       = (uint32_t) describe(cache).size;
+    res.float_kind = both ? KV_KIND_F32 : kind_of(floats->type);
+    res.from       = from->data;
+    res.to         = to->data;
+    if (index) {
+        res.index       = index->data;
+        res.index_bytes = index->type == GGML_TYPE_I64 ? 8 : 4;
+        res.args.index_rows[0] = (uint32_t) index->ne[1];
+        res.args.index_rows[1] = (uint32_t) index->ne[2];
+        strides(res.args.index_nb, index, 0);
+    }
+    return res;
+}
+
+static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
+    const kv_cuda_attention attention = describe_attention(op);
+    kv_cuda_plan plan;
+    if (!kv_cuda_plan_attention(attention, device_of(ctx.device), plan)) {
+        return cudaErrorNotSupported;
+    }
+    ggml_cuda_pool_alloc<uint8_t> scratch(ctx.pool(), plan.scratch_bytes);
+    return kv_cuda_attend(attention, plan, scratch.get(), ctx.stream());
+}
+
+static cudaError_t copy(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
+    const ggml_tensor * src = op->src[0];
+    if (!ggml_ext_is_ours(src->type)) {
+        return kv_cuda_set_rows(describe_rows(op, src, nullptr, op), ctx.stream());
+    }
+    const kv_cuda_rows rows = describe_rows(src, src, nullptr, op);
+    return ggml_ext_is_ours(op->type) ? kv_cuda_copy_rows(rows, ctx.stream()) : kv_cuda_get_rows(rows, ctx.stream());
+}
+
+}  // namespace
+
+bool ggml_ext_cuda_supports_op(int device, const ggml_tensor * op) {
+    const std::string why = refusal_on(device, op);
+    if (!why.empty()) {
+        say_refused(CUDA, op, why);
+    }
+    return why.empty();
+}
+
+bool ggml_ext_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_SET_ROWS:
+            CUDA_CHECK(kv_cuda_set_rows(describe_rows(op, op->src[0], op->src[1], op), ctx.stream()));
+            return true;
+        case GGML_OP_GET_ROWS:
+            CUDA_CHECK(kv_cuda_get_rows(describe_rows(op->src[0], op->src[0], op->src[1], op), ctx.stream()));
+            return true;
+        case GGML_OP_CPY:
+        case GGML_OP_DUP:
+        case GGML_OP_CONT:
+            CUDA_CHECK(copy(ctx, op));
+            return true;
+        case GGML_OP_FLASH_ATTN_EXT:
+            CUDA_CHECK(attend(ctx, op));
+            return true;
+        default:
+            return false;
+    }
+}

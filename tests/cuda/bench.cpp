@@ -1,0 +1,194 @@
+#include "bench.h"
+
+#include "../ops/harness.h"
+
+#include "ggml-alloc.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+namespace {
+
+// Bytes that lie between two reads of the same ones: several times the L2.
+constexpr double APART = 400e6;
+constexpr int    MOST_NODES = 48;
+
+struct Shape {
+    int     d, heads, kv_heads;
+    int64_t cells;
+    int     tokens, streams;
+};
+
+struct Context {
+    ggml_context *        ctx;
+    ggml_backend_buffer_t buffer = nullptr;
+
+    explicit Context(int tensors) : ctx(ggml_init({ ggml_tensor_overhead()*tensors + ggml_graph_overhead_custom(2048, false), nullptr, true })) {}
+    ~Context() {
+        ggml_backend_buffer_free(buffer);
+        ggml_free(ctx);
+    }
+};
+
+// The bytes of rows of noise, written by the backend itself: groups are whole.
+std::vector<uint8_t> rows_of_noise(ggml_backend_t backend, ggml_type type, int64_t width, int64_t rows) {
+    Context c(16);
+    ggml_tensor * cache  = ggml_new_tensor_2d(c.ctx, type, width, rows);
+    ggml_tensor * floats = ggml_new_tensor_2d(c.ctx, GGML_TYPE_F32, width, rows);
+    ggml_tensor * index  = ggml_new_tensor_1d(c.ctx, GGML_TYPE_I64, rows);
+    ggml_cgraph * graph  = ggml_new_graph(c.ctx);
+    ggml_build_forward_expand(graph, ggml_set_rows(c.ctx, cache, floats, index));
+    c.buffer = ggml_backend_alloc_ctx_tensors(c.ctx, backend);
+    ggml_backend_buffer_clear(c.buffer, 0);
+    Rng rng(7);
+    std::vector<float> x = rng.normals(width*rows);
+    // keys follow each other
+    for (int64_t i = width; i < width*rows; i++) {
+        x[i] = 0.7f*x[i - width] + 0.7f*x[i];
+    }
+    std::vector<int64_t> all(rows);
+    for (int64_t i = 0; i < rows; i++) {
+        all[i] = i;
+    }
+    set_floats(floats, x);
+    set_indices(index, all);
+    ggml_backend_graph_compute(backend, graph);
+    return get_bytes(cache);
+}
+
+void fill(ggml_tensor * t, const std::vector<uint8_t> & bytes) {
+    for (size_t at = 0; at < ggml_nbytes(t); at += bytes.size()) {
+        ggml_backend_tensor_set(t, bytes.data(), at, std::min(bytes.size(), ggml_nbytes(t) - at));
+    }
+}
+
+// Milliseconds of one node.
+double timed(ggml_backend_t backend, ggml_cgraph * graph, int nodes, int inner) {
+    for (int i = 0; i < 4; i++) {
+        ggml_backend_graph_compute(backend, graph);
+    }
+    std::vector<double> ms;
+    for (int r = 0; r < 9; r++) {
+        ggml_backend_synchronize(backend);
+        const auto start = std::chrono::steady_clock::now();
+        for (int i = 0; i < inner; i++) {
+            ggml_backend_graph_compute_async(backend, graph);
+        }
+        ggml_backend_synchronize(backend);
+        ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count()/inner/nodes);
+    }
+    std::sort(ms.begin(), ms.end());
+    return ms[ms.size()/2];
+}
+
+double attention(ggml_backend_t backend, ggml_type type_k, ggml_type type_v, const Shape & s) {
+    const int64_t width = (int64_t) s.d*s.kv_heads;
+    const double bytes = (double) (ggml_row_size(type_k, width) + ggml_row_size(type_v, width))*s.cells*s.streams;
+    const int nodes = (int) std::min<double>(MOST_NODES, std::max(s.tokens > 1 ? 2.0 : 4.0, std::ceil(APART/bytes)));
+    Context c(nodes*12 + 16);
+    ggml_cgraph * graph = ggml_new_graph_custom(c.ctx, 2048, false);
+    ggml_tensor * q    = ggml_new_tensor_4d(c.ctx, GGML_TYPE_F32, s.d, s.tokens, s.heads, s.streams);
+    ggml_tensor * mask = ggml_new_tensor_4d(c.ctx, GGML_TYPE_F16, s.cells, GGML_PAD(s.tokens, 64), 1, s.streams);
+    std::vector<ggml_tensor *> ks, vs;
+    for (int i = 0; i < nodes; i++) {
+        const auto side = [&](ggml_type type, std::vector<ggml_tensor *> & all) {
+            ggml_tensor * t = ggml_new_tensor_3d(c.ctx, type, width, s.cells, s.streams);
+            all.push_back(t);
+            return ggml_permute(c.ctx, ggml_view_4d(c.ctx, t, s.d, s.kv_heads, s.cells, s.streams, ggml_row_size(type, s.d), t->nb[1], t->nb[2], 0), 0, 2, 1, 3);
+        };
+        ggml_tensor * k = side(type_k, ks), * v = side(type_v, vs);
+        ggml_tensor * out = ggml_flash_attn_ext(c.ctx, q, k, v, mask, 1.0f/std::sqrt((float) s.d), 0.0f, 0.0f);
+        ggml_set_output(out);
+        if (!ggml_backend_supports_op(backend, out)) {
+            return NAN;
+        }
+        ggml_build_forward_expand(graph, out);
+    }
+    c.buffer = ggml_backend_alloc_ctx_tensors(c.ctx, backend);
+    if (!c.buffer) {
+        return NAN;
+    }
+    const std::vector<uint8_t> k_bytes = rows_of_noise(backend, type_k, width, 1024), v_bytes = rows_of_noise(backend, type_v, width, 1024);
+    for (int i = 0; i < nodes; i++) {
+        fill(ks[i], k_bytes);
+        fill(vs[i], v_bytes);
+    }
+    Rng rng(1);
+    set_floats(q, rng.normals(ggml_nelements(q)));
+    std::vector<ggml_fp16_t> m(ggml_nelements(mask), ggml_fp32_to_fp16(0.0f));
+    for (int st = 0; st < s.streams; st++) {
+        for (int t = 0; t < s.tokens; t++) {
+            for (int64_t cell = s.cells - s.tokens + t + 1; cell < s.cells; cell++) {
+                m[(st*mask->ne[1] + t)*s.cells + cell] = ggml_fp32_to_fp16(-INFINITY);
+            }
+        }
+    }
+    ggml_backend_tensor_set(mask, m.data(), 0, ggml_nbytes(mask));
+    return timed(backend, graph, nodes, s.tokens > 1 ? 2 : 10);
+}
+
+double writing(ggml_backend_t backend, ggml_type type, int64_t width, int tokens) {
+    const int nodes = 16;
+    Context c(nodes*4 + 16);
+    ggml_cgraph * graph  = ggml_new_graph_custom(c.ctx, 2048, false);
+    ggml_tensor * floats = ggml_new_tensor_2d(c.ctx, GGML_TYPE_F32, width, tokens);
+    ggml_tensor * index  = ggml_new_tensor_1d(c.ctx, GGML_TYPE_I64, tokens);
+    for (int i = 0; i < nodes; i++) {
+        ggml_tensor * set = ggml_set_rows(c.ctx, ggml_new_tensor_2d(c.ctx, type, width, 8192), floats, index);
+        ggml_set_output(set);
+        ggml_build_forward_expand(graph, set);
+    }
+    c.buffer = ggml_backend_alloc_ctx_tensors(c.ctx, backend);
+    ggml_backend_buffer_clear(c.buffer, 0);
+    Rng rng(3);
+    set_floats(floats, rng.normals(width*tokens));
+    std::vector<int64_t> cells(tokens);
+    for (int i = 0; i < tokens; i++) {
+        cells[i] = 1024 + i;
+    }
+    set_indices(index, cells);
+    return timed(backend, graph, nodes, 4);
+}
+
+}  // namespace
+
+void bench(ggml_backend_t backend, const BenchOptions & options) {
+    printf("device: %s\nms of one op; decode of one token; x: times as fast as f16\n", ggml_backend_dev_description(ggml_backend_get_device(backend)));
+    printf("writing a layer of 8 x 128:\n");
+    for (const char * type : { "f16", "q4_0", "srft4", "srft8", "srft3", "delta4", "delta3", "polar4", "turbo4", "qjl1" }) {
+        printf("  %-8s", type);
+        for (int tokens : { 1, 16, 512 }) {
+            printf(" %4d tokens %8.4f", tokens, writing(backend, type_for(type, 128), 8*128, tokens));
+        }
+        printf("\n");
+        fflush(stdout);
+    }
+    std::vector<std::string> pairs = { "f16/f16", "q8_0/q8_0", "q4_0/q4_0" };
+    pairs.insert(pairs.end(), options.pairs.begin(), options.pairs.end());
+    struct Row {
+        const char * name;
+        Shape        shape;
+    };
+    std::vector<Row> rows;
+    for (int64_t cells : options.cells) {
+        rows.push_back({ "decode 32/8 x 128", { 128, 32, 8, cells, 1, 1 } });
+    }
+    rows.push_back({ "decode 9/3 x 64",   { 64,  9,  3, 131072, 1,   1 } });
+    rows.push_back({ "decode 8/4 x 256",  { 256, 8,  4, 131072, 1,   1 } });
+    rows.push_back({ "decode, 8 streams", { 128, 32, 8, 32768,  1,   8 } });
+    rows.push_back({ "prefill of 512",    { 128, 32, 8, 32768,  512, 1 } });
+    for (const Row & row : rows) {
+        printf("%s, %lld cells:\n", row.name, (long long) row.shape.cells);
+        double of_f16 = NAN;
+        for (const std::string & pair : pairs) {
+            const size_t slash = pair.find('/');
+            const ggml_type k = type_for(pair.substr(0, slash), row.shape.d), v = type_for(pair.substr(slash + 1), row.shape.d);
+            const double ms = attention(backend, k, v, row.shape);
+            of_f16 = pair == "f16/f16" ? ms : of_f16;
+            printf("  %-14s %8.4f  x %.2f\n", pair.c_str(), ms, of_f16/ms);
+            fflush(stdout);
+        }
+    }
+}

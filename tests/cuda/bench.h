@@ -1,0 +1,14 @@
+// What our ops take on a CUDA device, beside the backend's own.
+#pragma once
+
+#include "ggml-backend.h"
+
+#include <string>
+#include <vector>
+
+struct BenchOptions {
+    std::vector<int64_t>     cells;
+    std::vector<std::string> pairs; // "srft4/srft4"
+};
+
+void bench(ggml_backend_t backend, const BenchOptions & options);

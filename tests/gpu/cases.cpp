@@ -1,0 +1,380 @@
+#include "cases.h"
+
+#include "../ops/attention_case.h"
+#include "../ops/harness.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+GpuTest gpu;
+
+// Of |want|: a whole result, and its worst vector, where weighted values nearly cancel.
+constexpr double BOUND_F64 = 1e-3;
+constexpr double BOUND_CPU = 2.5e-2;
+constexpr double BOUND_CPU_WORST = 8e-2;
+// With 2 bits a code on the other side of a tie is a value that is off by a third of its range.
+constexpr double BOUND_CPU_WORST_2_BITS = 2e-1;
+
+std::string logged;
+
+void keep_log(ggml_log_level, const char * text, void *) {
+    logged += text;
+}
+
+// A case on one backend.
+struct Device {
+    explicit Device(ggml_backend_t backend) { run_on(backend); }
+    ~Device() { run_on(nullptr); }
+};
+
+bool is_grouped(ggml_type type) {
+    return is_ours(type) && ggml_ext_type_get(type)->group_cells > 1;
+}
+
+// Bytes that differ, of all.
+double differing(const ggml_tensor * a, const ggml_tensor * b) {
+    const std::vector<uint8_t> x = get_bytes(a), y = get_bytes(b);
+    size_t n = 0;
+    for (size_t i = 0; i < x.size(); i++) {
+        n += x[i] != y[i];
+    }
+    return (double) n/x.size();
+}
+
+// A code within rounding of a tie is rare; in a group it moves the differences of the rows behind it.
+double bytes_bound(ggml_type type) {
+    return is_grouped(type) ? 2e-2 : 1e-3;
+}
+
+void run(const AttentionCase & c) {
+    if (!begin_case(c.name())) {
+        return;
+    }
+    if (gpu.before_case) {
+        gpu.before_case();
+    }
+    AttentionRun cpu(c);
+    const Device device(gpu.backend);
+    AttentionRun here(c);
+    if (!cpu.write() || !cpu.attend() || !here.write() || !here.attend()) {
+        return;
+    }
+    if (gpu.after_case) {
+        gpu.after_case();
+    }
+    check_below(differing(here.k_cache(), cpu.k_cache()), bytes_bound(c.type_k), "bytes of K that differ from the CPU's");
+    if (!c.mla) {
+        check_below(differing(here.v_cache(), cpu.v_cache()), bytes_bound(c.type_v), "bytes of V that differ from the CPU's");
+    }
+    const std::vector<float> got = here.output(), of_cpu = cpu.output();
+    check_below(total_error(got, here.want_from_decoded()), BOUND_F64, "error from f64 on the device's rows");
+    const std::vector<double> wanted(of_cpu.begin(), of_cpu.end());
+    check_below(total_error(got, wanted), BOUND_CPU, "difference from the CPU backend");
+    const bool   coarse = is_ours(c.type_v) && bits_of(c.type_v) < 3.0;
+    const double worst  = coarse ? BOUND_CPU_WORST_2_BITS : BOUND_CPU_WORST;
+    check_below(worst_error(got, wanted, c.shape.dv), worst, "difference of the worst vector from the CPU backend");
+}
+
+AttentionCase make(const std::string & k, const std::string & v, int d, int n_q, int n_kv) {
+    AttentionCase c;
+    c.type_k = type_for(k, d);
+    c.type_v = type_for(v, d);
+    c.shape.dk = c.shape.dv = d;
+    c.shape.n_q  = n_q;
+    c.shape.n_kv = n_kv;
+    return c;
+}
+
+// Families and ggml's types on either side, by decoding (one chunk, several) and by prefill.
+void pairs() {
+    std::vector<std::pair<std::string, std::string>> names = { { "srft8", "srft3" }, { "f16", "srft4" }, { "q8_0", "srft4" }, { "delta4", "srft4" },
+                                                               { "delta3", "srft3" }, { "q4_0", "srft8" }, { "f32", "turbo3" },
+                                                               { "srft4", "f32" }, { "turbo4", "q8_0" }, { "qjl1", "polar3" }, { "srft4", "turbo4" } };
+    for (const Family & f : families()) {
+        if (f.serves_k) { names.emplace_back(f.name, f.serves_v ? f.name : "f16"); }
+        if (f.serves_v) { names.emplace_back("q8_0", f.name); }
+    }
+    int turn = 0;
+    for (int d : { 64, 128, 256 }) {
+        for (const auto & [k, v] : names) {
+            // one chunk, the second of two halves of a group, more chunks than one
+            const int n_kvs[] = { 70, 31, 150 };
+            run(make(k, v, d, 1, n_kvs[turn % 3]));
+            if (!quick || turn % 3 == 0) {
+                run(make(k, v, d, 17, 70));
+            }
+            turn++;
+        }
+    }
+}
+
+// Everything that the op can mean, for a few pairs.
+void meanings(const std::string & k, const std::string & v, int n_q) {
+    const int d = 128;
+    const AttentionCase base = make(k, v, d, n_q, 100);
+
+    AttentionCase c = base;
+    c.mask = Mask::none;
+    run(c);
+    c = base;
+    c.mask = Mask::per_head;
+    run(c);
+    c = base;
+    c.mask = Mask::alibi;
+    c.shape.max_bias = 8.0f;
+    c.shape.softcap  = 20.0f;
+    c.sinks          = true;
+    c.shape.n_stream = 2;
+    run(c);
+    c = base;
+    c.mask  = Mask::rows_gone;
+    c.sinks = true;
+    run(c);
+    c = base;
+    c.type_q = GGML_TYPE_F16;
+    run(c);
+    // hidden neighbours of a group are read for the sake of others
+    if (!is_grouped(base.type_k)) {
+        c = base;
+        c.poison = true;
+        run(c);
+    }
+    for (auto [n_head, n_head_kv] : { std::pair<int, int>{ 3, 3 }, { 10, 1 }, { 16, 2 } }) {
+        c = base;
+        c.shape.n_head    = n_head;
+        c.shape.n_head_kv = n_head_kv;
+        run(c);
+    }
+    c = base;
+    c.shape.n_kv     = n_q == 1 ? 600 : 300;
+    c.shape.n_stream = 2;
+    run(c);
+}
+
+void other_sizes() {
+    for (int n_q : { 1, 16 }) {
+        AttentionCase c = make("srft4", "srft8", 192, n_q, 70);
+        c.shape.dv = 128;
+        c.type_v = type_for("srft8", 128);
+        run(c);
+        c = make("srft4", "srft4", 576, n_q, 40);
+        c.mla = true;
+        c.shape.dv = 512;
+        c.shape.n_head    = 8;
+        c.shape.n_head_kv = 1;
+        run(c);
+        run(make("polar4", "polar3", 80, n_q, 70));
+        run(make("turbo4", "turbo3", 112, n_q, 40));
+        run(make("delta4", "srft3", 96, n_q, 130));
+        run(make("turbo3", "turbo4", 512, n_q, 33));
+        run(make("srft4", "turbo3", 320, n_q, 40));
+        run(make("delta4", "polar4", 384, n_q, 70));
+    }
+}
+
+// Cells enough for many chunks, and rows enough for several tiles of them.
+void long_ones() {
+    for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "srft3", "srft2" },
+                                 { "polar4", "turbo4" }, { "f16", "srft4" }, { "srft4", "q8_0" }, { "bf16", "srft4" }, { "q4_0", "srft8" } }) {
+        for (int d : { 64, 128, 256 }) {
+            for (auto [n_head, n_head_kv] : { std::pair<int, int>{ 8, 2 }, { 9, 3 }, { 16, 2 }, { 7, 1 }, { 2, 2 } }) {
+                AttentionCase c = make(k, v, d, 1, 2000 + 13*n_head);
+                c.shape.n_head    = n_head;
+                c.shape.n_head_kv = n_head_kv;
+                run(c);
+            }
+            AttentionCase c = make(k, v, d, 3, 1500);
+            c.shape.n_stream = 2;
+            run(c);
+            run(make(k, v, d, 100, 700));
+        }
+    }
+}
+
+// CPY there and back, through the views that a context shift has, and of rows as they are.
+void copies(const std::string & family, int d, ggml_type other) {
+    const ggml_type our = type_for(family, d);
+    if (!begin_case("copies " + family + " " + std::to_string(d) + " and " + ggml_type_name(other))) {
+        return;
+    }
+    const int64_t n_head = 2, n = 70;
+    std::vector<std::vector<float>> backs;
+    std::vector<std::vector<uint8_t>> caches;
+    for (ggml_backend_t backend : { (ggml_backend_t) nullptr, gpu.backend }) {
+        const Device device(backend);
+        Graph g;
+        ggml_context * ctx = g.ctx();
+        ggml_tensor * plain = ggml_new_tensor_3d(ctx, other, d, n_head, n);
+        ggml_tensor * cache = ggml_new_tensor_2d(ctx, our, d*n_head, n);
+        ggml_tensor * view  = ggml_view_3d(ctx, cache, d, n_head, n, ggml_row_size(our, d), cache->nb[1], 0);
+        g.add(ggml_cpy(ctx, plain, view));
+        ggml_tensor * same = ggml_cpy(ctx, cache, ggml_new_tensor_3d(ctx, our, d, n_head, n));
+        g.add(same);
+        // of the same rows in another order of dimensions
+        ggml_tensor * back = ggml_cast(ctx, ggml_permute(ctx, view, 0, 2, 1, 3), other);
+        g.add(back);
+        g.allocate(0);
+        Rng rng(seed_of(family) + d);
+        set_floats(plain, rng.normals(d*n_head*n, 2.0f));
+        if (!g.compute()) {
+            return;
+        }
+        check(get_bytes(same) == get_bytes(cache), "a copy has the bytes of the original");
+        backs.push_back(get_floats(back));
+        caches.push_back(get_bytes(cache));
+    }
+    size_t differ = 0;
+    for (size_t i = 0; i < caches[0].size(); i++) {
+        differ += caches[0][i] != caches[1][i];
+    }
+    check_below((double) differ/caches[0].size(), bytes_bound(our), "bytes of a copy that differ from the CPU's");
+    const std::vector<double> wanted(backs[0].begin(), backs[0].end());
+    check_below(total_error(backs[1], wanted), is_grouped(our) ? 2e-2 : 1e-2, "difference of what comes back");
+}
+
+// A cell that is overwritten again and again, with neighbours that were coded after it.
+void overwriting(const std::string & family, int d) {
+    if (!begin_case("overwriting " + family + " " + std::to_string(d))) {
+        return;
+    }
+    const ggml_type our = type_for(family, d);
+    const int64_t n_head = 2, n_cells = 150, n_rows = 40;
+    std::vector<std::vector<float>> got;
+    for (ggml_backend_t backend : { (ggml_backend_t) nullptr, gpu.backend }) {
+        const Device device(backend);
+        Rng rng(seed_of(family) + d);
+        Graph g;
+        ggml_tensor * cache = ggml_new_tensor_2d(g.ctx(), our, d*n_head, n_cells);
+        std::vector<ggml_tensor *> sources, indices;
+        for (int turn = 0; turn < 6; turn++) {
+            sources.push_back(ggml_new_tensor_2d(g.ctx(), GGML_TYPE_F32, d*n_head, n_rows));
+            indices.push_back(ggml_new_tensor_1d(g.ctx(), GGML_TYPE_I64, n_rows));
+            g.add(ggml_set_rows(g.ctx(), cache, sources.back(), indices.back()));
+        }
+        ggml_tensor * read = ggml_new_tensor_1d(g.ctx(), GGML_TYPE_I32, n_cells);
+        ggml_tensor * rows = ggml_get_rows(g.ctx(), cache, read);
+        g.add(rows);
+        g.allocate(0);
+        const std::vector<float> mean = rng.normals(d*n_head, 3.0f);
+        for (size_t turn = 0; turn < sources.size(); turn++) {
+            std::vector<float> values = rng.normals(d*n_head*n_rows, 0.5f);
+            for (size_t i = 0; i < values.size(); i++) {
+                values[i] += mean[i % mean.size()];
+            }
+            set_floats(sources[turn], values);
+            std::vector<int64_t> cells;
+            for (int64_t i = 0; i < n_rows; i++) {
+                // at first in a row, then anywhere
+                cells.push_back(turn < 3 ? (int64_t) turn*n_rows + i : 0);
+            }
+            set_indices(indices[turn], turn < 3 ? cells : rng.distinct(n_rows, n_cells));
+        }
+        std::vector<int64_t> all;
+        for (int64_t i = 0; i < n_cells; i++) {
+            all.push_back(i);
+        }
+        set_indices(read, all);
+        if (!g.compute()) {
+            return;
+        }
+        got.push_back(get_floats(rows));
+    }
+    const std::vector<double> wanted(got[0].begin(), got[0].end());
+    check_below(total_error(got[1], wanted), 1e-2, "difference of overwritten rows from the CPU's");
+}
+
+void flipped_bits() {
+    for (const char * side : { "K", "V" }) {
+        if (!begin_case(std::string("a flipped bit of ") + side)) {
+            continue;
+        }
+        const Device device(gpu.backend);
+        AttentionRun r(make("srft4", "srft4", 128, 1, 70));
+        if (!r.write() || !r.attend()) {
+            continue;
+        }
+        const std::vector<float> before = r.output();
+        ggml_tensor * cache = side[0] == 'K' ? r.k_cache() : r.v_cache();
+        std::vector<uint8_t> bytes = get_bytes(cache);
+        bytes[ggml_type_size(cache->type) - 1] ^= 0x80;
+        set_bytes(cache, bytes);
+        r.attend();
+        check(r.output() != before, "the result changes");
+    }
+}
+
+void reasons() {
+    const Device device(gpu.backend);
+    const auto refused = [](const std::string & what, const ggml_tensor * op, const std::string & why) {
+        if (!begin_case("refusal of " + what)) {
+            return;
+        }
+        logged.clear();
+        ggml_log_set(keep_log, nullptr);
+        const bool taken = Graph::supports(op);
+        ggml_log_set(only_errors, nullptr);
+        check(!taken, "it is refused");
+        check(logged.find(why) != std::string::npos, "the log says why, not: " + logged);
+    };
+    Graph g;
+    ggml_context * ctx = g.ctx();
+    const ggml_type srft4 = type_for("srft4", 128);
+    ggml_tensor * k  = ggml_new_tensor_4d(ctx, srft4, 128, 64, 2, 1);
+    ggml_tensor * q  = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 128, 1, 4, 1);
+    ggml_tensor * v5 = ggml_new_tensor_4d(ctx, GGML_TYPE_Q5_1, 128, 64, 2, 1);
+    ggml_tensor * i  = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, 1);
+    ggml_tensor * q8 = ggml_new_tensor_2d(ctx, GGML_TYPE_Q8_0, 128, 1);
+    refused("MUL_MAT", ggml_mul_mat(ctx, k, q), "-fa on");
+    refused("V of q5_1", ggml_flash_attn_ext(ctx, q, k, v5, nullptr, 1.0f, 0.0f, 0.0f), "V of q5_1");
+    ggml_tensor * set = ggml_set_rows(ctx, ggml_reshape_2d(ctx, k, 128, 128), ggml_new_tensor_2d(ctx, GGML_TYPE_F32, 128, 1), i);
+    set->src[0] = q8;
+    refused("SET_ROWS from q8_0", set, "rows of q8_0");
+    ggml_tensor * scale = ggml_scale(ctx, q, 2.0f);
+    scale->src[0] = k;
+    refused("SCALE", scale, std::string("no ") + gpu.name + " kernel for this op");
+}
+
+}  // namespace
+
+void only_errors(ggml_log_level level, const char * text, void *) {
+    if (level == GGML_LOG_LEVEL_ERROR) {
+        fputs(text, stderr);
+    }
+}
+
+void run_gpu_cases(const GpuTest & test) {
+    gpu = test;
+    ggml_log_set(only_errors, nullptr);
+    pairs();
+    for (int n_q : { 1, 17 }) {
+        meanings("srft4", "srft4", n_q);
+        meanings("delta4", "srft3", n_q);
+        if (!quick) {
+            meanings("f16", "srft4", n_q);
+            meanings("turbo4", "turbo4", n_q);
+        }
+    }
+    other_sizes();
+    if (gpu.is_fast) {
+        long_ones();
+    }
+    for (const Family & f : families()) {
+        copies(f.name, 128, GGML_TYPE_F32);
+        copies(f.name, 80, GGML_TYPE_F16);
+    }
+    for (const char * family : { "srft4", "delta4", "delta3" }) {
+        overwriting(family, 128);
+        overwriting(family, 64);
+    }
+    flipped_bits();
+    reasons();
+    {
+        const Device device(gpu.backend);
+        test_refusal();
+    }
+}
