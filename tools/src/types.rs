@@ -131,7 +131,7 @@ mod tests {
         for family in families() {
             let name = family.name;
             let sizes: Vec<_> = all.iter().filter(|t| t["family"] == name).map(|t| &t["head_size"]).collect();
-            assert_eq!(sizes.len(), 9, "{name}");
+            assert_eq!(sizes.len(), 11, "{name}");
         }
         let t = all.iter().find(|t| t["name"] == "srft4_128").unwrap();
         assert_eq!((t["bits_per_value"].as_f64(), t["id"].as_i64()), (Some(4.5), Some(148)));

@@ -156,7 +156,7 @@ impl<'a> Attention<'a> {
         }
         if let Some(s) = sinks {
             want(
-                s.plain() == Some(Plain::F32) && s.nb[0] == 4 && s.n(0) >= q.n(2),
+                s.plain() == Some(Plain::F32) && s.nb[0] == 4 && s.n(0) >= q.n(2) && (1..4).all(|d| s.n(d) > 0),
                 "there must be an f32 sink per head",
             )?;
             s.check("the sinks")?;

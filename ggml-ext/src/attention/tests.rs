@@ -8,6 +8,7 @@ use crate::isa::tests::{others, stepped, tried, Noise};
 use crate::isa::{kernels, scalar};
 use crate::lanes::Lanes;
 use crate::table;
+use crate::tensor::View;
 use half::f16;
 
 /// One side of a cache: [n_kv][heads] rows, as llama.cpp lays them out.
@@ -680,6 +681,13 @@ fn no_cells_give_zeros() {
     }
 }
 
+/// The first values of each row, as MLA takes them for V.
+fn beginning_of(rows: &Tensor, values: usize) -> Tensor {
+    let bytes = rows.nb[3] * rows.n(3);
+    let view = View { row_bytes: rows.nb[1], rows: rows.ne[1], data: rows.data, bytes, ..View::default() };
+    Tensor { ne: [values as i64, rows.ne[1], rows.ne[2], rows.ne[3]], view, ..*rows }
+}
+
 /// MLA: V is the first values of K's rows, and all query heads share one KV head.
 #[test]
 fn values_that_are_a_view_of_keys() {
@@ -692,7 +700,7 @@ fn values_that_are_a_view_of_keys() {
         let op = AttentionOp {
             q: float_tensor(&q, [d, tokens, heads, 1]),
             k: keys,
-            v: Tensor { ne: [dv as i64, cells as i64, 1, 1], ..keys },
+            v: beginning_of(&keys, dv),
             dst: float_tensor(&dst, [dv, heads, tokens, 1]),
             mask: std::ptr::null(),
             sinks: std::ptr::null(),
@@ -778,7 +786,7 @@ fn work_memory_is_bounded() {
             let op = AttentionOp {
                 q: float_tensor(&[], [dk, tokens, heads, 1]),
                 k,
-                v: Tensor { ne: [dv as i64, v.ne[1], v.ne[2], v.ne[3]], ..v },
+                v: if dv < dk { beginning_of(&v, dv) } else { v },
                 dst: float_tensor(&[], [dv, heads, tokens, 1]),
                 mask: &mask,
                 sinks: std::ptr::null(),

@@ -99,7 +99,10 @@ pub fn all(c: Concrete, number: usize) {
         let mut changed = Vec::new();
         for _ in 0..if trial == 0 { 0 } else { 1 + trial % 2 } {
             let at = random.below(operands.len());
-            changed.push((at, craft(&mut operands[at], row, &mut random)));
+            // Once each: a second change may take the first one back.
+            if changed.iter().all(|&(before, _)| before != at) {
+                changed.push((at, craft(&mut operands[at], row, &mut random)));
+            }
         }
         let refused = |used: &[usize]| changed.iter().any(|(at, wrong)| *wrong && used.contains(at));
         let [merged, by_head, source, index, result, floats, q, scores, k, v, mask, sinks, answer] = &operands;

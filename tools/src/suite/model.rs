@@ -92,8 +92,9 @@ fn history(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
         tally.check(&format!("{k}/{v} in used cells and four slots within 10% of a fresh cache"), || {
             let mut c = Command::new(&program);
             c.arg("-m").arg(&bench.model).arg("-f").arg(&text).args(["-k", k, "-v", v, "--limit", "1.1"]);
-            c.args(["-n", "192", "-t", &cpu::cores().to_string()]);
-            let done = process::run(&mut c, Some(LIMIT))?;
+            // Three groups of cells a piece. It decodes seven thousand tokens, half a minute on two free cores.
+            c.args(["-n", "136", "-t", &cpu::cores().to_string()]);
+            let done = process::run(&mut c, Some(5 * LIMIT))?;
             done.stdout.lines().for_each(|line| println!("      {line}"));
             ensure!(done.status.success(), "{}\n{}", done.status, process::tail(&done.text(), 20));
             Ok(())
