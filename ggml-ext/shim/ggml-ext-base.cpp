@@ -303,6 +303,9 @@ extern "C" const void * const ggml_ext_entry_points[] = {
     (const void *) ggml_ext_state_checksum,
     (const void *) ggml_ext_state_place,
     (const void *) ggml_ext_state_recode,
+    (const void *) ggml_ext_state_keep,
+    (const void *) ggml_ext_state_check_meta,
+    (const void *) ggml_ext_not_served,
     (const void *) ggml_ext_metal_source,
     (const void *) ggml_ext_isa,
 };

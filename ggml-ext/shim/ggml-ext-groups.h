@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <unordered_map>
 #include <vector>
@@ -121,36 +122,68 @@ void ggml_ext_place_tokens(const Layers & layers, const Cells & cells, const Uba
 
 // Before llama_kv_cache_context::apply gives cells to the tokens of a batch: groups that are free as a whole and are
 // about to be written are cleared, so that the first key founds them anew. What a sliding window has left in them is
-// forgotten, since its keys are. Nothing may be computing with the cache (llama_context::process_ubatch waits).
+// forgotten with its keys; returned is the last position that each sequence has lost so, since llama.cpp wants it to lose
+// all before that as well. Nothing may be computing with the cache (llama_context::process_ubatch waits).
 template <typename Layers, typename Streams, typename Slots>
-void ggml_ext_renew_groups(const Layers & layers, Streams & streams, const Slots & slots, uint32_t n_swa, llama_swa_type swa_type) {
+std::map<llama_seq_id, llama_pos> ggml_ext_renew_groups(const Layers & layers, Streams & streams, const Slots & slots, uint32_t n_swa, llama_swa_type swa_type) {
+    std::map<llama_seq_id, llama_pos> lost;
     const uint32_t group = ggml_ext_cache_group_cells(layers);
     for (size_t s = 0; group > 1 && s < slots.n_stream(); s++) {
         auto & cells = streams[slots.strm[s]];
-        std::set<uint32_t> groups;
-        for (const uint32_t cell : slots.idxs[s]) {
-            groups.insert(cell/group);
+        const std::set<uint32_t> written(slots.idxs[s].begin(), slots.idxs[s].end());
+        const auto end_of = [&](uint32_t first) { return std::min(first + group, cells.size()); };
+        // Which ones, before a cell is removed: what a window hides depends on a sequence's last position.
+        std::set<uint32_t> renewed;
+        for (const uint32_t cell : written) {
+            const uint32_t first = cell/group*group;
+            bool free = true, empty = true;
+            for (uint32_t i = first; i < end_of(first) && free; i++) {
+                free  = ggml_ext_cell_is_free(cells, i, n_swa, swa_type);
+                empty = empty && cells.is_empty(i);
+            }
+            // A token that goes on in a group does not end it, though its window may hide all that is there.
+            if (free && (empty || written.count(first) > 0)) {
+                renewed.insert(first);
+            }
         }
-        for (const uint32_t g : groups) {
-            const uint32_t begin = g*group, end = std::min(begin + group, cells.size());
-            bool free = true;
-            for (uint32_t i = begin; i < end && free; i++) {
-                free = ggml_ext_cell_is_free(cells, i, n_swa, swa_type);
-            }
-            if (!free) {
-                continue;
-            }
-            for (uint32_t i = begin; i < end; i++) {
+        for (const uint32_t first : renewed) {
+            for (uint32_t i = first; i < end_of(first); i++) {
                 if (!cells.is_empty(i)) {
+                    const llama_seq_id seq_id = cells.seq_get(i);
+                    const auto at = lost.emplace(seq_id, cells.pos_get(i)).first;
+                    at->second = std::max(at->second, cells.pos_get(i));
                     cells.rm(i);
                 }
             }
             for (const auto & layer : layers) {
                 ggml_tensor * k = layer.k ? layer.k_stream[slots.strm[s]] : nullptr;
                 if (k && ggml_ext_group_cells(k->type) > 1) {
-                    ggml_backend_tensor_memset(k, 0, begin*k->nb[1], (end - begin)*k->nb[1]);
+                    ggml_backend_tensor_memset(k, 0, first*k->nb[1], (end_of(first) - first)*k->nb[1]);
                 }
             }
         }
     }
+    return lost;
 }
+
+// llama_kv_cache::prepare tries batches on its cells and puts back those that it gave to tokens, but not what a window lost
+// meanwhile (llama_kv_cache::apply_ubatch). With groups a token may go to any free group, so that would be a part of the
+// window itself: then all cells are put back. Caches of windows are small.
+template <typename Layers, typename Streams> class ggml_ext_cells_kept {
+  public:
+    ggml_ext_cells_kept(const Layers & layers, Streams & streams, uint32_t n_swa) : streams(streams) {
+        if (n_swa > 0 && ggml_ext_cache_group_cells(layers) > 1) {
+            kept = streams;
+        }
+    }
+
+    void put_back() {
+        if (!kept.empty()) {
+            streams = std::move(kept);
+        }
+    }
+
+  private:
+    Streams & streams;
+    Streams   kept;
+};

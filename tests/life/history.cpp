@@ -98,6 +98,30 @@ void test_window(const Pair & types) {
     check_like_fresh(types, want, fresh(WINDOWED, types, wanted(text(0, 0, n)), false), "cells that go round");
 }
 
+// The same beside another sequence that stays where the window comes by, in batches of several parts: llama.cpp tries all parts
+// on the cells before it computes the first.
+void test_shared_window(const Pair & types) {
+    std::vector<float> logits[2];
+    for (const bool swa_full : { true, false }) {
+        Context ctx = new_context(WINDOWED, types, { 1024, 4, true, 1, swa_full });
+        decode(ctx.get(), text(0, 0, 100));
+        decode(ctx.get(), text(1, 0, 40));
+        for (llama_pos at = 100; at < 900; at += 200) {
+            const auto part = decode(ctx.get(), wanted(text(0, at, at + 200)));
+            logits[swa_full].insert(logits[swa_full].end(), part.begin(), part.end());
+            decode(ctx.get(), text(1, 40 + at/200, 41 + at/200));
+        }
+        check(llama_memory_seq_pos_max(llama_get_memory(ctx.get()), 0) == 899, "all tokens are there");
+    }
+    check(logits[0].size() == 800*N_VOCAB, "every batch decodes: " + take_log());
+    double worst = 0.0;
+    for (size_t i = 0; i < std::min(logits[0].size(), logits[1].size()); i += N_VOCAB) {
+        const double kl = kl_divergence(&logits[1][i], &logits[0][i]);
+        worst = kl <= worst ? worst : kl;
+    }
+    check_below(worst, OTHER_ORDER, "KL to a cache that keeps all cells");
+}
+
 // A cache so full that sequences share groups still takes every token.
 void test_full(const Shape & shape, const Pair & types) {
     Context ctx = new_context(shape, types, { 256, 4, true });
@@ -179,6 +203,9 @@ void test_history() {
         }
         if (begin_case("history: a window " + types.name())) {
             test_window(types);
+        }
+        if (begin_case("history: a window beside others " + types.name())) {
+            test_shared_window(types);
         }
     }
 }
