@@ -37,6 +37,15 @@ template <typename Layers> uint32_t ggml_ext_cache_group_cells(const Layers & la
     return res;
 }
 
+// The first cells of the groups that these cells are in, each once.
+inline std::set<uint32_t> ggml_ext_groups_of(const std::vector<uint32_t> & cells, uint32_t group) {
+    std::set<uint32_t> res;
+    for (const uint32_t cell : cells) {
+        res.insert(cell/group*group);
+    }
+    return res;
+}
+
 // May a new token have this cell? As llama_kv_cache::find_slot says it: an empty one, or one of a single sequence that its
 // sliding window hides from all tokens to come.
 template <typename Cells> bool ggml_ext_cell_is_free(const Cells & cells, uint32_t i, uint32_t n_swa, llama_swa_type swa_type) {
@@ -130,20 +139,19 @@ std::map<llama_seq_id, llama_pos> ggml_ext_renew_groups(const Layers & layers, S
     const uint32_t group = ggml_ext_cache_group_cells(layers);
     for (size_t s = 0; group > 1 && s < slots.n_stream(); s++) {
         auto & cells = streams[slots.strm[s]];
-        const std::set<uint32_t> written(slots.idxs[s].begin(), slots.idxs[s].end());
+        const auto & written = slots.idxs[s];
         const auto end_of = [&](uint32_t first) { return std::min(first + group, cells.size()); };
         // Which ones, before a cell is removed: what a window hides depends on a sequence's last position.
-        std::set<uint32_t> renewed;
-        for (const uint32_t cell : written) {
-            const uint32_t first = cell/group*group;
+        std::vector<uint32_t> renewed;
+        for (const uint32_t first : ggml_ext_groups_of(written, group)) {
             bool free = true, empty = true;
             for (uint32_t i = first; i < end_of(first) && free; i++) {
                 free  = ggml_ext_cell_is_free(cells, i, n_swa, swa_type);
                 empty = empty && cells.is_empty(i);
             }
             // A token that goes on in a group does not end it, though its window may hide all that is there.
-            if (free && (empty || written.count(first) > 0)) {
-                renewed.insert(first);
+            if (free && (empty || std::find(written.begin(), written.end(), first) != written.end())) {
+                renewed.push_back(first);
             }
         }
         for (const uint32_t first : renewed) {

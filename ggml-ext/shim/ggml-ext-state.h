@@ -373,14 +373,13 @@ class ggml_ext_state_reader : public llama_io_read_i {
             s.whole = ggml_ext_state_place(s.from.data(), s.from.size(), s.source_cells, free.get(), cells.size(), (int32_t) group, to.data());
         }
         if (group > 1 && !s.whole) {
-            for (const uint32_t cell : to) {
-                const uint32_t begin = cell/group*group, end = std::min(begin + group, cells.size());
+            for (const uint32_t begin : ggml_ext_groups_of(to, group)) {
                 bool free = true;
-                for (uint32_t i = begin; i < end && free; i++) {
+                for (uint32_t i = begin; i < std::min(begin + group, cells.size()) && free; i++) {
                     free = cells.is_empty(i);
                 }
                 if (free) {
-                    s.renewed.insert(begin);
+                    s.renewed.push_back(begin);
                 }
             }
             LLAMA_LOG_WARN("%s: there are not enough free groups of %u cells: keys are decoded and written anew\n", __func__, group);
@@ -405,7 +404,7 @@ class ggml_ext_state_reader : public llama_io_read_i {
         uint32_t source_cells;
         bool     whole = false;
         std::vector<uint32_t> from, to;
-        std::set<uint32_t>    renewed;  // first cells of groups that were free: what is in them is forgotten
+        std::vector<uint32_t> renewed;  // first cells of groups that were free: what is in them is forgotten
 
         // Does cell number i begin a group, and how many rows has that?
         bool   begins(size_t i, uint32_t group) const { return i == 0 || from[i]/group != from[i - 1]/group; }
