@@ -344,7 +344,7 @@ fn check_groups(tensor: &Tensor, c: Concrete, format: Delta, name: &str) -> Resu
     }
     Layout::of(tensor, format)?;
     let heads = tensor.n(2).saturating_sub(1).saturating_mul(tensor.nb[2]);
-    // All heads are of one cell, and all streams begin at the same one. Heads may be told as streams (MiniMax-M3).
+    // All heads are of one cell, and all streams begin at the same one. Heads may be described as streams (MiniMax-M3).
     let heads_end = (offset % row_bytes + format.row_bytes()).saturating_add(heads);
     let streams = tensor.n(3).saturating_sub(1).saturating_mul(tensor.nb[3]);
     let whole_streams = tensor.nb[3].is_multiple_of(row_bytes * rows) || heads_end.saturating_add(streams) <= row_bytes;

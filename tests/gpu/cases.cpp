@@ -80,16 +80,6 @@ void run(const AttentionCase & c) {
     check_below(worst_error(got, wanted, c.shape.dv), worst, "difference of the worst vector from the CPU backend");
 }
 
-AttentionCase make(const std::string & k, const std::string & v, int d, int n_q, int n_kv) {
-    AttentionCase c;
-    c.type_k = type_for(k, d);
-    c.type_v = type_for(v, d);
-    c.shape.dk = c.shape.dv = d;
-    c.shape.n_q  = n_q;
-    c.shape.n_kv = n_kv;
-    return c;
-}
-
 // Families and ggml's types on either side, by decoding (one chunk, several) and by prefill.
 void pairs() {
     std::vector<std::pair<std::string, std::string>> names = { { "srft8", "srft3" }, { "f16", "srft4" }, { "q8_0", "srft4" }, { "delta4", "srft4" },
@@ -104,9 +94,9 @@ void pairs() {
         for (const auto & [k, v] : names) {
             // one chunk, the second of two halves of a group, more chunks than one
             const int n_kvs[] = { 70, 31, 150 };
-            run(make(k, v, d, 1, n_kvs[turn % 3]));
+            run(make_case(k, v, d, 1, n_kvs[turn % 3]));
             if (!quick || turn % 3 == 0) {
-                run(make(k, v, d, 17, 70));
+                run(make_case(k, v, d, 17, 70));
             }
             turn++;
         }
@@ -116,7 +106,7 @@ void pairs() {
 // Everything that the op can mean, for a few pairs.
 void meanings(const std::string & k, const std::string & v, int n_q) {
     const int d = 128;
-    const AttentionCase base = make(k, v, d, n_q, 100);
+    const AttentionCase base = make_case(k, v, d, n_q, 100);
 
     AttentionCase c = base;
     c.mask = Mask::none;
@@ -158,22 +148,22 @@ void meanings(const std::string & k, const std::string & v, int n_q) {
 
 void other_sizes() {
     for (int n_q : { 1, 16 }) {
-        AttentionCase c = make("srft4", "srft8", 192, n_q, 70);
+        AttentionCase c = make_case("srft4", "srft8", 192, n_q, 70);
         c.shape.dv = 128;
         c.type_v = type_for("srft8", 128);
         run(c);
-        c = make("srft4", "srft4", 576, n_q, 40);
+        c = make_case("srft4", "srft4", 576, n_q, 40);
         c.mla = true;
         c.shape.dv = 512;
         c.shape.n_head    = 8;
         c.shape.n_head_kv = 1;
         run(c);
-        run(make("polar4", "polar3", 80, n_q, 70));
-        run(make("turbo4", "turbo3", 112, n_q, 40));
-        run(make("delta4", "srft3", 96, n_q, 130));
-        run(make("turbo3", "turbo4", 512, n_q, 33));
-        run(make("srft4", "turbo3", 320, n_q, 40));
-        run(make("delta4", "polar4", 384, n_q, 70));
+        run(make_case("polar4", "polar3", 80, n_q, 70));
+        run(make_case("turbo4", "turbo3", 112, n_q, 40));
+        run(make_case("delta4", "srft3", 96, n_q, 130));
+        run(make_case("turbo3", "turbo4", 512, n_q, 33));
+        run(make_case("srft4", "turbo3", 320, n_q, 40));
+        run(make_case("delta4", "polar4", 384, n_q, 70));
     }
 }
 
@@ -183,15 +173,15 @@ void long_ones() {
                                  { "polar4", "turbo4" }, { "f16", "srft4" }, { "srft4", "q8_0" }, { "bf16", "srft4" }, { "q4_0", "srft8" } }) {
         for (int d : { 64, 128, 256 }) {
             for (auto [n_head, n_head_kv] : { std::pair<int, int>{ 8, 2 }, { 9, 3 }, { 16, 2 }, { 7, 1 }, { 2, 2 } }) {
-                AttentionCase c = make(k, v, d, 1, 2000 + 13*n_head);
+                AttentionCase c = make_case(k, v, d, 1, 2000 + 13*n_head);
                 c.shape.n_head    = n_head;
                 c.shape.n_head_kv = n_head_kv;
                 run(c);
             }
-            AttentionCase c = make(k, v, d, 3, 1500);
+            AttentionCase c = make_case(k, v, d, 3, 1500);
             c.shape.n_stream = 2;
             run(c);
-            run(make(k, v, d, 100, 700));
+            run(make_case(k, v, d, 100, 700));
         }
     }
 }
@@ -294,7 +284,7 @@ void flipped_bits() {
             continue;
         }
         const Device device(gpu.backend);
-        AttentionRun r(make("srft4", "srft4", 128, 1, 70));
+        AttentionRun r(make_case("srft4", "srft4", 128, 1, 70));
         if (!r.write() || !r.attend()) {
             continue;
         }

@@ -2,7 +2,7 @@
 //
 // Each case decodes a text in a context that has a history and in a fresh one, in the same batches, since ggml's products
 // differ by their widths. Keys that are coded in groups get groups of their own, founded anew, and attention takes a group
-// at a time, so both say the same bit for bit. Other types are told apart by the order of sums alone. And what is saved of one sequence has nothing of the others in it.
+// at a time, so both say the same bit for bit. Other types differ by the order of sums alone. And what is saved of one sequence has nothing of the others in it.
 
 #include "harness.h"
 

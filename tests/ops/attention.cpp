@@ -112,12 +112,7 @@ void pairs() {
 
 // what the op can mean, for a few pairs
 void meanings(const std::string & k, const std::string & v, int d) {
-    AttentionCase base;
-    base.type_k = type_for(k, d);
-    base.type_v = type_for(v, d);
-    base.shape.dk = base.shape.dv = d;
-    base.shape.n_q  = 7;
-    base.shape.n_kv = 100;
+    const AttentionCase base = make_case(k, v, d, 7, 100);
 
     AttentionCase c = base;
     c.mask = Mask::none;

@@ -19,6 +19,16 @@ std::string AttentionCase::name() const {
     return res;
 }
 
+AttentionCase make_case(const std::string & k, const std::string & v, int d, int n_q, int n_kv) {
+    AttentionCase c;
+    c.type_k = type_for(k, d);
+    c.type_v = type_for(v, d);
+    c.shape.dk = c.shape.dv = d;
+    c.shape.n_q  = n_q;
+    c.shape.n_kv = n_kv;
+    return c;
+}
+
 AttentionRun::AttentionRun(const AttentionCase & c) : c_(c), kv_size_(c.shape.n_kv + 9) {
     Rng rng(seed_of(c.name()));
     make_values(rng);

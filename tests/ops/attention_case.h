@@ -19,6 +19,9 @@ struct AttentionCase {
     std::string name() const;
 };
 
+// Heads of d values of these types by name, n_q queries over n_kv cells; all else as it is by default.
+AttentionCase make_case(const std::string & k, const std::string & v, int d, int n_q, int n_kv);
+
 // The cache is [d*n_head_kv, kv_size, n_stream] with kv_size > n_kv; rows go in by SET_ROWS in random order, attention
 // reads a permuted view of the first n_kv cells. Bytes outside those cells are 0xff, not a number in every type, but for
 // types whose cells are coded together.

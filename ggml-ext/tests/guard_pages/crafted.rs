@@ -1,4 +1,4 @@
-//! Tensors that no program makes, as an RPC client may send them: whatever an op is told, it touches nothing outside of
+//! Tensors that no program makes, as an RPC client may send them: whatever a description says, the op touches nothing outside of
 //! the tensor that its operands are views of.
 //!
 //! Every operand is a view of a buffer between guard pages. Fields of the description are replaced by others, one or two

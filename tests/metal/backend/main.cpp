@@ -32,22 +32,12 @@ struct Device {
     ~Device() { run_on(nullptr); }
 };
 
-AttentionCase make(const std::string & k, const std::string & v, int d, int n_q, int n_kv) {
-    AttentionCase c;
-    c.type_k = type_for(k, d);
-    c.type_v = type_for(v, d);
-    c.shape.dk = c.shape.dv = d;
-    c.shape.n_q  = n_q;
-    c.shape.n_kv = n_kv;
-    return c;
-}
-
 // Reads and writes of one graph are kept apart by barriers: without them results must be wrong, or nothing was tested.
 void missing_barriers() {
     if (!cpu_metal_is_cpu() || !begin_case("missing barriers are noticed")) {
         return;
     }
-    const AttentionCase c = make("srft4", "srft4", 64, 1, 600);
+    const AttentionCase c = make_case("srft4", "srft4", 64, 1, 600);
     const Device device(metal());
     AttentionRun good(c), bad(c);
     good.write();
