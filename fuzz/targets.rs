@@ -2,12 +2,14 @@
 // `cargo kv test --only life` as a bounded run over the corpus and mutations of it, on any toolchain.
 
 use ggml_ext::codec::delta::GROUP_CELLS;
+use ggml_ext::codec::format::RowFormat;
 use ggml_ext::groups;
 use ggml_ext::isa;
 use ggml_ext::lanes::Lanes;
+use ggml_ext::rows as cells;
 use ggml_ext::spec::{parse, Layer, Side as CacheSide};
 use ggml_ext::state::{self, Header};
-use ggml_ext::table::{self, Concrete, Storage};
+use ggml_ext::table::{self, Concrete};
 
 fn pick(byte: u8) -> Concrete {
     let n = table::concrete().count();
@@ -26,24 +28,13 @@ pub fn rows(data: &[u8]) {
     let stored = &bytes[..bytes.len() / row_bytes * row_bytes];
     let n = stored.len() / row_bytes;
     let (mut fast, mut slow) = (vec![0.0f32; n * size], vec![0.0f32; n * size]);
-    match c.storage() {
-        Storage::Grouped(f) => {
-            groups::decode(f, kernels, stored, &mut fast);
-            groups::decode(f, &isa::scalar::KERNELS, stored, &mut slow);
-        }
-        Storage::Alone(f) => {
-            for ((row, fast), slow) in
-                stored.chunks_exact(row_bytes).zip(fast.chunks_exact_mut(size)).zip(slow.chunks_exact_mut(size))
-            {
-                // SAFETY: one row each; kernels run on the CPU they were chosen for.
-                unsafe {
-                    (kernels.decode)(f, row, fast);
-                    (isa::scalar::KERNELS.decode)(f, row, slow);
-                }
-                let mut key = vec![0.0f32; size];
-                f.decode_key::<Lanes>(row, &mut key);
-                finite(&key);
-            }
+    cells::decode_cells(c.format(), kernels, stored, &mut fast);
+    cells::decode_cells(c.format(), &isa::scalar::KERNELS, stored, &mut slow);
+    if c.group_cells() == 1 {
+        for row in stored.chunks_exact(row_bytes) {
+            let mut key = vec![0.0f32; size];
+            c.format().decode_key::<Lanes>(row, &mut key);
+            finite(&key);
         }
     }
     finite(&fast);
@@ -62,7 +53,7 @@ pub fn keys(data: &[u8]) {
     let mut cache: Vec<u8> = bytes.iter().copied().cycle().take(cells * c.row_bytes()).collect();
     cache.resize(cells * c.row_bytes(), 0);
     let mut source = vec![0u8; GROUP_CELLS * c.row_bytes()];
-    let Storage::Grouped(f) = c.storage() else { return };
+    let Some(f) = c.format().grouped() else { return };
     let values: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
     let x: Vec<f32> = values.iter().copied().cycle().take(GROUP_CELLS * c.head_size).collect();
     groups::encode(f, isa::kernels(), &x, &mut source);

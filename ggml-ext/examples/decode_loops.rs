@@ -6,8 +6,10 @@
 
 use std::hint::black_box;
 
-use ggml_ext::isa::{self, padded, Kernels, LevelBlock, LevelRows, Matrix, Queries, Role, CELLS};
-use ggml_ext::table::{self, Concrete, Entry, Storage};
+use ggml_ext::codec::format::{RowFormat, Scorer};
+use ggml_ext::codec::levels::LevelLayout;
+use ggml_ext::isa::{self, padded, Kernels, LevelBlock, Matrix, Queries, Role, CELLS};
+use ggml_ext::table::{self, Concrete, Entry};
 
 const SIZE: usize = 128;
 const HEADS: usize = 4;
@@ -54,19 +56,16 @@ impl Block {
         Block { kernels, kind, rows: noise(CELLS * kind.row_bytes()).collect() }
     }
 
-    fn levels(&self) -> LevelRows {
-        match self.kind.storage() {
-            Storage::Alone(f) => f.into(),
-            Storage::Grouped(f) => LevelRows::Srft(f.residual()),
-        }
+    fn levels(&self) -> LevelLayout {
+        self.kind.format().levels()
     }
 
     /// Scores of the block by four queries.
     fn scores(&self) {
         let (rows, stride) = (self.rows.as_ptr(), self.kind.row_bytes());
         let (kind, mut out) = (self.levels(), [0.0f32; HEADS * CELLS]);
-        if let LevelRows::Polar(f) = kind {
-            let tables = vec![0.5f32; HEADS * f.size() / 2 * ggml_ext::codec::polar::TABLE];
+        if let Scorer::Tables(f) = self.kind.format().scorer() {
+            let tables = vec![0.5f32; HEADS * f.table_len()];
             kv_mark();
             // SAFETY: rows, tables and scores of the shapes that the kernel wants, on a CPU of the table.
             unsafe { (self.kernels.polar_scores)(f, rows, stride, CELLS, tables.as_ptr(), HEADS, out.as_mut_ptr()) };
@@ -74,7 +73,7 @@ impl Block {
             black_box(&out);
             return;
         }
-        let (width, groups) = (padded(kind.size()), padded(kind.size()) / kind.group());
+        let (width, groups) = (padded(kind.values), padded(kind.values) / kind.group);
         let mut buffers = Buffers::new(kind);
         let mut bytes: Vec<i8> = noise(HEADS * width).map(|b| b as i8).collect();
         let (mut scales, mut sums) = (vec![0.5f32; HEADS * groups], vec![0i32; HEADS * groups]);
@@ -84,7 +83,7 @@ impl Block {
             sums: sums.as_mut_ptr(),
             count: HEADS,
             width,
-            group: kind.group(),
+            group: kind.group,
         };
         let (block, floats, mut frame) = (buffers.block(kind), vec![0.5f32; HEADS * width], vec![0.0f32; width]);
         kv_mark();
@@ -92,7 +91,7 @@ impl Block {
         unsafe {
             (self.kernels.unpack)(kind, rows, stride, CELLS, Role::Dot, block);
             (self.kernels.dot_levels)(block, CELLS, queries, out.as_mut_ptr());
-            if let Storage::Grouped(f) = self.kind.storage() {
+            if let Some(f) = self.kind.format().grouped() {
                 let chain = (self.kernels.group)(f, rows, stride, CELLS, &mut frame);
                 let q = Matrix(floats.as_ptr(), width);
                 (self.kernels.chain_scores)(&chain, &frame, q, 1.0, HEADS, out.as_mut_ptr());
@@ -107,7 +106,7 @@ impl Block {
         let kind = self.levels();
         let mut buffers = Buffers::new(kind);
         let (block, weights) = (buffers.block(kind), [1.0f32 / CELLS as f32; HEADS * CELLS]);
-        let mut acc = vec![0.0f32; HEADS * padded(kind.size())];
+        let mut acc = vec![0.0f32; HEADS * padded(kind.values)];
         kv_mark();
         // SAFETY: buffers of the shapes that the kernels want, on a CPU of the table.
         unsafe {
@@ -125,17 +124,17 @@ struct Buffers {
 }
 
 impl Buffers {
-    fn new(kind: LevelRows) -> Buffers {
-        let width = padded(kind.size());
-        Buffers { levels: vec![0; CELLS * width], scales: vec![0.0; CELLS * width / kind.group()] }
+    fn new(kind: LevelLayout) -> Buffers {
+        let width = padded(kind.values);
+        Buffers { levels: vec![0; CELLS * width], scales: vec![0.0; CELLS * width / kind.group] }
     }
 
-    fn block(&mut self, kind: LevelRows) -> LevelBlock {
+    fn block(&mut self, kind: LevelLayout) -> LevelBlock {
         LevelBlock {
             levels: self.levels.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
-            width: padded(kind.size()),
-            group: kind.group(),
+            width: padded(kind.values),
+            group: kind.group,
         }
     }
 }

@@ -6,7 +6,6 @@
 //! Where a row holds two parts side by side, the levels of a rotated head and signs of its projection, a query enters as
 //! both and a sum leaves as one: see [`crate::codec::turbo`].
 
-use crate::codec::format::Format;
 use crate::codec::qjl::score_factor;
 use crate::isa::{padded, Kernels};
 use crate::room::Room;
@@ -23,17 +22,6 @@ pub enum Domain {
     Projected([&'static Rotation; 2]),
     /// Levels of R x, and from `padded(size)` values on signs of P R x.
     Both(&'static Rotation, [&'static Rotation; 2]),
-}
-
-impl From<Format> for Domain {
-    fn from(format: Format) -> Domain {
-        match format {
-            Format::Srft(f) => Domain::Rotated(f.rotation()),
-            Format::Polar(f) => Domain::Rotated(f.rotation()),
-            Format::Turbo(f) => Domain::Both(f.rotation(), f.projection()),
-            Format::Qjl(f) => Domain::Projected(f.projection()),
-        }
-    }
 }
 
 impl Domain {

@@ -1,7 +1,7 @@
 //! The C boundary: include/ggml-ext.h. Nothing unwinds across it.
 
 use crate::attention::{self, Attention, AttentionOp, Phase};
-use crate::groups;
+use crate::codec::format::RowFormat;
 use crate::guard::{self, Weights};
 use crate::isa::{self, Kernels};
 use crate::lanes::Lanes;
@@ -9,7 +9,7 @@ use crate::metal;
 use crate::rows;
 use crate::spec::{self, registry, Keeps, Layer, Member, Side, Spec};
 use crate::state;
-use crate::table::{self, Concrete, Entry, Family, Storage};
+use crate::table::{self, Concrete, Entry, Family};
 use crate::tensor::Tensor;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, CStr, CString};
@@ -48,8 +48,8 @@ fn family_row(f: &'static Family) -> CType {
         head_size: 0,
         row_bytes: 0,
         bits: f.at(128).map_or(0.0, Concrete::bits_per_value),
-        serves_k: f.serves_k,
-        serves_v: f.serves_v,
+        serves_k: f.serves(Side::K),
+        serves_v: f.serves(Side::V),
         group_cells: f.at(128).map_or(1, |c| c.group_cells() as i32),
         quantized: true,
     }
@@ -63,8 +63,8 @@ fn concrete_row(c: Concrete) -> CType {
         head_size: c.head_size as i32,
         row_bytes: c.row_bytes(),
         bits: c.bits_per_value(),
-        serves_k: c.family.serves_k,
-        serves_v: c.family.serves_v,
+        serves_k: c.family.serves(Side::K),
+        serves_v: c.family.serves(Side::V),
         group_cells: c.group_cells() as i32,
         quantized: true,
     }
@@ -437,14 +437,7 @@ unsafe fn encode_rows(id: i32, src: *const f32, dst: *mut u8, n: i64, kernels: f
         unsafe {
             let x = std::slice::from_raw_parts(src, rows * size);
             let out = std::slice::from_raw_parts_mut(dst, rows * bytes);
-            match c.storage() {
-                Storage::Alone(f) => {
-                    x.chunks_exact(size)
-                        .zip(out.chunks_exact_mut(bytes))
-                        .for_each(|(x, row)| (kernels.encode)(f, x, row));
-                }
-                Storage::Grouped(f) => groups::encode(f, kernels, x, out),
-            }
+            rows::encode_cells(c.format(), kernels, x, out);
         }
         true
     })
@@ -477,15 +470,7 @@ pub unsafe extern "C" fn ggml_ext_decode(id: i32, src: *const u8, dst: *mut f32,
         unsafe {
             let stored = std::slice::from_raw_parts(src, rows * bytes);
             let out = std::slice::from_raw_parts_mut(dst, rows * size);
-            match c.storage() {
-                Storage::Alone(f) => {
-                    stored
-                        .chunks_exact(bytes)
-                        .zip(out.chunks_exact_mut(size))
-                        .for_each(|(row, x)| (kernels.decode)(f, row, x));
-                }
-                Storage::Grouped(f) => groups::decode(f, kernels, stored, out),
-            }
+            rows::decode_cells(c.format(), kernels, stored, out);
         }
         true
     })
@@ -497,7 +482,10 @@ pub unsafe extern "C" fn ggml_ext_decode(id: i32, src: *const u8, dst: *mut f32,
 pub unsafe extern "C" fn ggml_ext_decode_key(id: i32, src: *const u8, dst: *mut f32, n: i64) -> bool {
     guarded(false, || {
         let Some((c, rows)) = row_format(id, n) else { return false };
-        let Some(f) = c.format() else { return false };
+        let f = c.format();
+        if f.grouped().is_some() {
+            return false;
+        }
         for r in 0..rows {
             // SAFETY: the caller's promise.
             unsafe {

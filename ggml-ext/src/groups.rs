@@ -23,7 +23,8 @@
 
 use crate::codec::clean;
 use crate::codec::delta::{Delta, Kind, GROUP_CELLS};
-use crate::isa::{padded, Kernels, LevelBlock, LevelRows, Role, CELLS};
+use crate::codec::format::RowFormat;
+use crate::isa::{padded, Kernels, LevelBlock, Role, CELLS};
 use crate::lanes::{Lanes, LANES};
 use crate::room::Room;
 use crate::rotation::MAX_HEAD;
@@ -269,7 +270,7 @@ impl Walker {
 
     /// Rows first..=last, from the deviation of the row before `first`; those after it are chained.
     unsafe fn step(&mut self, place: Place, first: usize, last: usize) {
-        let rows = LevelRows::Srft(self.format.residual());
+        let layout = self.format.levels();
         // Room for a block of any size: on the stack it costs nothing.
         let mut levels = [MaybeUninit::<i8>::uninit(); CELLS * padded(MAX_HEAD)];
         let mut scales = [MaybeUninit::<f32>::uninit(); CELLS * padded(MAX_HEAD) / LANES];
@@ -277,13 +278,13 @@ impl Walker {
             levels: levels.as_mut_ptr().cast(),
             scales: scales.as_mut_ptr().cast(),
             width: self.width,
-            group: rows.group(),
+            group: layout.group,
         };
         let cells = last + 1 - first;
         // SAFETY: rows of the group, at most a block of them, which the kernels find unpacked.
         unsafe {
             let data = place.group.add(first * place.stride);
-            (self.kernels.unpack)(rows, data, place.stride, cells, Role::Expand, block);
+            (self.kernels.unpack)(layout, data, place.stride, cells, Role::Expand, block);
             (self.kernels.follow)(block, cells, kind(place, first), &self.m, &mut self.u);
         }
     }

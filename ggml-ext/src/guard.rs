@@ -14,8 +14,10 @@
 //! Without a bias and without norms there is nothing to see, and nothing is raised. Only K is looked at: errors of V are
 //! averaged by the weights and never reach softmax. A type that the user named for this very layer is left alone.
 
+use crate::codec::error_of_bits;
+use crate::codec::format::RowFormat;
 use crate::spec::{Layer, Member, Side};
-use crate::table::{Entry, Family, Kind};
+use crate::table::{Entry, Family};
 
 /// The guard looks at families of so many bits a code and fewer.
 const MOST_BITS: u32 = 4;
@@ -25,8 +27,6 @@ const LADDER: [&str; 5] = ["delta3", "srft4", "delta4", "srft8", "f16"];
 
 /// The largest σ that is left alone.
 pub const MOST: f32 = 0.6;
-/// What coding differences leaves of a key's error, where keys are large: the root of delta4's KLD over srft4's.
-const LEFT_BY_DELTA: f32 = 0.4;
 
 /// What a model tells of a layer before it has read anything.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,30 +50,9 @@ pub struct Raised {
     pub reason: String,
 }
 
-/// Root mean square error of scores by codes of so many bits and a scale per group, relative to what is coded: the roots
-/// of srft's errors on N(0,1), which `mean_squared_error` checks.
-fn error_of_bits(bits: u32) -> f32 {
-    match bits {
-        0 | 1 => 0.6,
-        2 => 0.33,
-        3 => 0.155,
-        4 => 0.075,
-        5..=7 => 0.02,
-        _ => 0.0045,
-    }
-}
-
-/// The same of a family: other codes are further off at as many bits (docs/types.md has their errors and variances).
-fn error_of_family(family: &Family) -> f32 {
-    match (family.kind, family.bits) {
-        (Kind::Polar, 4) => 0.18,
-        (Kind::Polar, _) => 0.26,
-        (Kind::Turbo, 4) => 0.14,
-        (Kind::Turbo, _) => 0.26,
-        (Kind::Qjl, _) => 0.75,
-        (Kind::Delta, bits) => LEFT_BY_DELTA * error_of_bits(bits),
-        (_, bits) => error_of_bits(bits),
-    }
+/// Root mean square error of scores by a family, relative to what is coded.
+fn error_of_family(family: &'static Family) -> f32 {
+    family.at(family.head_sizes()[0]).map_or(0.0, |c| c.format().score_error())
 }
 
 fn error_of(member: Member) -> f32 {

@@ -5,11 +5,12 @@
 //! whole heads of streams, which know nothing of each other.
 
 use crate::codec::delta::Delta;
+use crate::codec::format::{Format, RowFormat};
 use crate::codec::plain::Plain;
-use crate::groups::{Layout, Walker};
+use crate::groups::{self, Layout, Walker};
 use crate::isa::{kernels, Kernels};
 use crate::rotation::MAX_HEAD;
-use crate::table::{Concrete, Storage};
+use crate::table::Concrete;
 use crate::tensor::{read_floats, write_floats, Tensor, I32, I64};
 use std::ops::Range;
 
@@ -74,7 +75,7 @@ pub fn check_set_rows(dst: &Tensor, src: &Tensor, rows: &Tensor) -> Result<Concr
     src.check_apart("the source of SET_ROWS")?;
     rows.check("the row indices of SET_ROWS")?;
     rows.check_apart("the row indices of SET_ROWS")?;
-    if let Storage::Grouped(f) = c.storage() {
+    if let Some(f) = c.format().grouped() {
         Layout::of(dst, f)?;
     }
     Ok(c)
@@ -102,7 +103,7 @@ pub unsafe fn set_rows(
     dst.check_data("the target of SET_ROWS")?;
     src.check_data("the source of SET_ROWS")?;
     rows.check_data("the row indices of SET_ROWS")?;
-    let (format, kernels) = (c.storage(), kernels());
+    let (format, kernels) = (c.format(), kernels());
     let (heads, rows_of_src) = (dst.n(0) / c.head_size, src.rows());
     let kind = src.plain().unwrap_or(Plain::F32);
     let mut values = [0.0f32; MAX_HEAD];
@@ -126,18 +127,18 @@ pub unsafe fn set_rows(
         }
     };
     let values = &mut values[..c.head_size];
-    match format {
-        Storage::Alone(f) => {
+    match format.grouped() {
+        None => {
             for unit in share(rows_of_src * heads, ith, nth) {
                 let (from, to) = find(unit / heads, unit % heads)?;
                 // SAFETY: the row of one head; kernels run on the CPU they were chosen for.
                 unsafe {
                     read_floats(kind, from, src.nb[0], values);
-                    (kernels.encode)(f, values, bytes_mut(to, c.row_bytes()));
+                    (kernels.encode)(format, values, bytes_mut(to, c.row_bytes()));
                 }
             }
         }
-        Storage::Grouped(f) => {
+        Some(f) => {
             let (layout, mut walker) = (Layout::of(dst, f)?, Walker::new(f, kernels));
             for unit in 0..heads * rows_of_src {
                 let (from, to) = find(unit % rows_of_src, unit / rows_of_src)?;
@@ -186,7 +187,7 @@ pub fn check_get_rows(dst: &Tensor, src: &Tensor, rows: &Tensor) -> Result<Concr
     }
     src.check("the source of GET_ROWS")?;
     rows.check("the row indices of GET_ROWS")?;
-    if let Storage::Grouped(f) = c.storage() {
+    if let Some(f) = c.format().grouped() {
         Layout::of(src, f)?;
     }
     Ok(c)
@@ -223,12 +224,12 @@ pub unsafe fn get_rows(dst: &Tensor, src: &Tensor, rows: &Tensor, ith: usize, nt
         // SAFETY: the caller's promise; all threads refuse, and one writes.
         Err(reason) => return Err(unsafe { refuse(dst, ith, reason) }),
     };
-    let (format, kernels) = (c.storage(), kernels());
+    let (format, kernels) = (c.format(), kernels());
     let heads = src.n(0) / c.head_size;
     let total = dst.rows();
-    let mut walker = match format {
-        Storage::Grouped(f) => Some((Layout::of(src, f)?, Walker::new(f, kernels))),
-        Storage::Alone(_) => None,
+    let mut walker = match format.grouped() {
+        Some(f) => Some((Layout::of(src, f)?, Walker::new(f, kernels))),
+        None => None,
     };
     // One head after the other: neighbours in a group are then read one after the other.
     for unit in share(total * heads, ith, nth) {
@@ -239,10 +240,9 @@ pub unsafe fn get_rows(dst: &Tensor, src: &Tensor, rows: &Tensor, ith: usize, nt
             let from = src.row(from, i2, i3).add(head * c.row_bytes());
             let to = dst.row(i1, i2, i3).cast::<f32>().add(head * c.head_size);
             let to = std::slice::from_raw_parts_mut(to, c.head_size);
-            match (format, &mut walker) {
-                (Storage::Alone(f), _) => (kernels.decode)(f, bytes(from, c.row_bytes()), to),
-                (_, Some((layout, walker))) => walker.read(layout.place(from).0, to),
-                _ => {}
+            match &mut walker {
+                None => (kernels.decode)(format, bytes(from, c.row_bytes()), to),
+                Some((layout, walker)) => walker.read(layout.place(from).0, to),
             }
         }
     }
@@ -259,6 +259,32 @@ pub unsafe fn refuse(dst: &Tensor, ith: usize, reason: String) -> String {
         unsafe { dst.fill_nan() };
     }
     reason
+}
+
+/// Rows of one head in consecutive cells, from the beginning of a group where cells are coded together.
+pub fn encode_cells(format: Format, kernels: &'static Kernels, x: &[f32], rows: &mut [u8]) {
+    match format.grouped() {
+        Some(f) => groups::encode(f, kernels, x, rows),
+        None => {
+            for (x, row) in x.chunks_exact(format.size()).zip(rows.chunks_exact_mut(format.row_bytes())) {
+                // SAFETY: a head and a row; kernels run on the CPU they were chosen for.
+                unsafe { (kernels.encode)(format, x, row) };
+            }
+        }
+    }
+}
+
+/// The way back.
+pub fn decode_cells(format: Format, kernels: &'static Kernels, rows: &[u8], x: &mut [f32]) {
+    match format.grouped() {
+        Some(f) => groups::decode(f, kernels, rows, x),
+        None => {
+            for (row, x) in rows.chunks_exact(format.row_bytes()).zip(x.chunks_exact_mut(format.size())) {
+                // SAFETY: as above.
+                unsafe { (kernels.decode)(format, row, x) };
+            }
+        }
+    }
 }
 
 /// Can `src` be copied to `dst`, one of them ours? The message says why not.
@@ -288,7 +314,7 @@ pub fn check_copy(dst: &Tensor, src: &Tensor) -> Result<Concrete, String> {
     dst.check("the target of a copy")?;
     dst.check_apart("the target of a copy")?;
     src.check("the source of a copy")?;
-    if let Storage::Grouped(f) = c.storage() {
+    if let Some(f) = c.format().grouped() {
         for t in [dst, src].into_iter().filter(|t| t.concrete().is_some() && t.values() != Some(0)) {
             Layout::of(t, f)?;
         }
@@ -326,27 +352,27 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
     }
     dst.check_data("the target of a copy")?;
     src.check_data("the source of a copy")?;
-    let kernels = kernels();
+    let (format, kernels) = (c.format(), kernels());
     let (size, row_bytes) = (c.head_size, c.row_bytes());
     let units = src.n(0) * src.rows() / size;
     let mut values = [0.0f32; MAX_HEAD];
     let values = &mut values[..size];
     // SAFETY (of all that follows): units and values within the shapes; kernels run on the CPU they were chosen for.
-    match (dst.concrete(), src.concrete(), c.storage()) {
+    match (dst.concrete(), src.concrete(), format.grouped()) {
         (Some(_), Some(_), _) => {
             for unit in share(units, ith, nth) {
                 unsafe { std::ptr::copy(place_head(src, size, unit), place_head(dst, size, unit), row_bytes) };
             }
         }
-        (Some(_), None, Storage::Alone(f)) => {
+        (Some(_), None, None) => {
             for unit in share(units, ith, nth) {
                 unsafe {
                     read_head(src, unit, values);
-                    (kernels.encode)(f, values, bytes_mut(place_head(dst, size, unit), row_bytes));
+                    (kernels.encode)(format, values, bytes_mut(place_head(dst, size, unit), row_bytes));
                 }
             }
         }
-        (Some(_), None, Storage::Grouped(f)) => {
+        (Some(_), None, Some(f)) => {
             let layout = Layout::of(dst, f)?;
             let mut walkers = walkers(dst, f, kernels);
             for unit in 0..units {
@@ -360,15 +386,15 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
                 }
             }
         }
-        (_, _, Storage::Alone(f)) => {
+        (_, _, None) => {
             for unit in share(units, ith, nth) {
                 unsafe {
-                    (kernels.decode)(f, bytes(place_head(src, size, unit), row_bytes), values);
+                    (kernels.decode)(format, bytes(place_head(src, size, unit), row_bytes), values);
                     write_head(dst, unit, values);
                 }
             }
         }
-        (_, _, Storage::Grouped(f)) => {
+        (_, _, Some(f)) => {
             let layout = Layout::of(src, f)?;
             let mut walkers = walkers(src, f, kernels);
             for unit in share(units, ith, nth) {

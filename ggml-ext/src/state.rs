@@ -25,11 +25,12 @@
 //! table and written by the new. There is one version so far, and states of others are refused by name.
 
 use crate::codec::delta::GROUP_CELLS;
+use crate::codec::format::RowFormat;
 use crate::groups::{self, Layout, Walker};
 use crate::isa;
 use crate::rotation::Rotation;
 use crate::spec::Member;
-use crate::table::{self, Concrete, Entry, Storage};
+use crate::table::{self, Concrete, Entry};
 use std::collections::BTreeMap;
 
 mod context;
@@ -435,7 +436,7 @@ pub struct Rows {
 /// # Safety
 /// `src` and `dst` hold their cells, and nobody else uses `dst` meanwhile.
 pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], to: &[u32]) -> Result<(), String> {
-    let Some((c, Storage::Grouped(format))) = concrete(id).map(|c| (c, c.storage())) else {
+    let Some((c, format)) = concrete(id).and_then(|c| Some((c, c.format().grouped()?))) else {
         return Err(format!("type {id} has no cells that are coded together"));
     };
     let outside = |at: &[u32], cells: usize| at.iter().find(|&&i| i as usize >= cells).copied();
@@ -467,7 +468,7 @@ pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], 
 /// # Safety
 /// `rows` holds its cells, from the beginning of a group on, and nobody else uses them meanwhile.
 pub unsafe fn keep(id: i32, heads: usize, rows: Rows, keep: &[bool]) -> Result<(), String> {
-    let Some((c, Storage::Grouped(format))) = concrete(id).map(|c| (c, c.storage())) else {
+    let Some((c, format)) = concrete(id).and_then(|c| Some((c, c.format().grouped()?))) else {
         return Err(format!("type {id} has no cells that are coded together"));
     };
     if keep.len() != rows.cells {

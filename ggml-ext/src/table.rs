@@ -5,7 +5,7 @@
 //! for the family as a whole.
 
 use crate::codec::delta::{Delta, GROUP_CELLS};
-use crate::codec::format::Format;
+use crate::codec::format::{Format, RowFormat};
 use crate::codec::polar::Polar;
 use crate::codec::qjl::Qjl;
 use crate::codec::srft::Srft;
@@ -19,162 +19,104 @@ const IDS_PER_FAMILY: i32 = 16;
 /// The place of the family itself among its ids.
 const FAMILY_SLOT: i32 = 15;
 
-/// What rows of a family are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// [`crate::codec::srft`]
-    Srft,
-    /// [`crate::codec::polar`]
-    Polar,
-    /// [`crate::codec::turbo`]
-    Turbo,
-    /// [`crate::codec::qjl`]
-    Qjl,
-    /// [`crate::codec::delta`]
-    Delta,
-}
-
-/// How rows are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Storage {
-    /// Each by itself.
-    Alone(Format),
-    /// With the group of cells that they belong to.
-    Grouped(Delta),
-}
-
 /// A family of types.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Family {
     /// What a user types.
     pub name: &'static str,
     /// The number that ids are made from: never reused.
     pub number: i32,
-    /// The codec.
-    pub kind: Kind,
+    /// The codec, at so many bits and a head size.
+    codec: Codec,
     /// Bits of a code.
     pub bits: u32,
-    /// May it hold keys?
-    pub serves_k: bool,
-    /// May it hold values?
-    pub serves_v: bool,
-    /// Why a side is not served, where one is not.
-    pub refusal: &'static str,
+    /// What it may hold.
+    pub sides: Sides,
     /// One line for the type table.
     pub summary: &'static str,
 }
 
+impl PartialEq for Family {
+    fn eq(&self, other: &Family) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Family {}
+
+/// What a family may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sides {
+    /// Keys and values.
+    Both,
+    /// Keys alone, and why.
+    KeysOnly(&'static str),
+}
+
+impl Sides {
+    /// May it hold values?
+    pub fn serve_v(self) -> bool {
+        self == Sides::Both
+    }
+
+    /// Why a side is not served; empty where both are.
+    pub fn refusal(self) -> &'static str {
+        match self {
+            Sides::Both => "",
+            Sides::KeysOnly(why) => why,
+        }
+    }
+}
+
+const DELTA_KEYS: Sides = Sides::KeysOnly("it codes a key by how it differs from the one before and is for K alone");
+const QJL_KEYS: Sides = Sides::KeysOnly("signs alone estimate products with keys, but lose 36% of a value");
+
+fn srft(bits: u32, size: usize) -> Option<Format> {
+    Srft::new(bits, size).map(Format::from)
+}
+
+fn delta(bits: u32, size: usize) -> Option<Format> {
+    Delta::new(bits, size).map(Format::from)
+}
+
+fn polar(bits: u32, size: usize) -> Option<Format> {
+    Polar::new(bits, size).map(Format::from)
+}
+
+fn turbo(bits: u32, size: usize) -> Option<Format> {
+    Turbo::new(bits, size).map(Format::from)
+}
+
+fn qjl(_bits: u32, size: usize) -> Option<Format> {
+    Qjl::new(size).map(Format::from)
+}
+
+type Codec = fn(u32, usize) -> Option<Format>;
+
+const fn family(
+    name: &'static str,
+    number: i32,
+    codec: Codec,
+    bits: u32,
+    sides: Sides,
+    summary: &'static str,
+) -> Family {
+    Family { name, number, codec, bits, sides, summary }
+}
+
+#[rustfmt::skip]
 static FAMILIES: [Family; 11] = [
-    Family {
-        name: "srft8",
-        number: 0,
-        kind: Kind::Srft,
-        bits: 8,
-        serves_k: true,
-        serves_v: true,
-        refusal: "",
-        summary: "SRFT, 8-bit levels, f16 scale per 32",
-    },
-    Family {
-        name: "srft4",
-        number: 1,
-        kind: Kind::Srft,
-        bits: 4,
-        serves_k: true,
-        serves_v: true,
-        refusal: "",
-        summary: "SRFT, 16-level table, f16 scale per 32",
-    },
-    Family {
-        name: "srft3",
-        number: 2,
-        kind: Kind::Srft,
-        bits: 3,
-        serves_k: true,
-        serves_v: true,
-        refusal: "",
-        summary: "SRFT, 8-level table, f16 scale per 32",
-    },
-    Family {
-        name: "srft2",
-        number: 3,
-        kind: Kind::Srft,
-        bits: 2,
-        serves_k: true,
-        serves_v: true,
-        refusal: "",
-        summary: "SRFT, 4-level table, f16 scale per 32",
-    },
-    Family {
-        name: "delta4",
-        number: 4,
-        kind: Kind::Delta,
-        bits: 4,
-        serves_k: true,
-        serves_v: false,
-        refusal: "it codes a key by how it differs from the one before and is for K alone",
-        summary: "difference from a predicted key as srft4, an I-frame per 64 cells",
-    },
-    Family {
-        name: "delta3",
-        number: 5,
-        kind: Kind::Delta,
-        bits: 3,
-        serves_k: true,
-        serves_v: false,
-        refusal: "it codes a key by how it differs from the one before and is for K alone",
-        summary: "difference from a predicted key as srft3, an I-frame per 64 cells",
-    },
-    Family {
-        name: "polar4",
-        number: 6,
-        kind: Kind::Polar,
-        bits: 4,
-        serves_k: true,
-        serves_v: true,
-        refusal: "",
-        summary: "PolarQuant: blocks of 16 as angles of 4+2+2+2 bits and an f16 radius",
-    },
-    Family {
-        name: "polar3",
-        number: 7,
-        kind: Kind::Polar,
-        bits: 3,
-        serves_k: true,
-        serves_v: true,
-        refusal: "",
-        summary: "PolarQuant: blocks of 16 as angles of 3+2+2+2 bits and an f16 radius",
-    },
-    Family {
-        name: "turbo4",
-        number: 8,
-        kind: Kind::Turbo,
-        bits: 4,
-        serves_k: true,
-        serves_v: true,
-        refusal: "",
-        summary: "TurboQuant: Lloyd-Max at 3 bits, signs of the residual, two f16 norms",
-    },
-    Family {
-        name: "turbo3",
-        number: 9,
-        kind: Kind::Turbo,
-        bits: 3,
-        serves_k: true,
-        serves_v: true,
-        refusal: "",
-        summary: "TurboQuant: Lloyd-Max at 2 bits, signs of the residual, two f16 norms",
-    },
-    Family {
-        name: "qjl1",
-        number: 10,
-        kind: Kind::Qjl,
-        bits: 1,
-        serves_k: true,
-        serves_v: false,
-        refusal: "signs alone estimate products with keys, but lose 36% of a value",
-        summary: "QJL: signs of a projection, f16 norm",
-    },
+    family("srft8", 0, srft, 8, Sides::Both, "SRFT, 8-bit levels, f16 scale per 32"),
+    family("srft4", 1, srft, 4, Sides::Both, "SRFT, 16-level table, f16 scale per 32"),
+    family("srft3", 2, srft, 3, Sides::Both, "SRFT, 8-level table, f16 scale per 32"),
+    family("srft2", 3, srft, 2, Sides::Both, "SRFT, 4-level table, f16 scale per 32"),
+    family("delta4", 4, delta, 4, DELTA_KEYS, "difference from a predicted key as srft4, an I-frame per 64 cells"),
+    family("delta3", 5, delta, 3, DELTA_KEYS, "difference from a predicted key as srft3, an I-frame per 64 cells"),
+    family("polar4", 6, polar, 4, Sides::Both, "PolarQuant: blocks of 16 as angles of 4+2+2+2 bits and an f16 radius"),
+    family("polar3", 7, polar, 3, Sides::Both, "PolarQuant: blocks of 16 as angles of 3+2+2+2 bits and an f16 radius"),
+    family("turbo4", 8, turbo, 4, Sides::Both, "TurboQuant: Lloyd-Max at 3 bits, signs of the residual, two f16 norms"),
+    family("turbo3", 9, turbo, 3, Sides::Both, "TurboQuant: Lloyd-Max at 2 bits, signs of the residual, two f16 norms"),
+    family("qjl1", 10, qjl, 1, QJL_KEYS, "QJL: signs of a projection, f16 norm"),
 ];
 
 /// All families, those of a codec together, best quality first.
@@ -221,48 +163,24 @@ impl Concrete {
         format!("{}_{}", self.family.name, self.head_size)
     }
 
-    /// How its rows are stored.
-    pub fn storage(self) -> Storage {
-        let (bits, size) = (self.family.bits, self.head_size);
-        match self.family.kind {
-            Kind::Srft => Srft::new(bits, size).map(Format::Srft).map(Storage::Alone),
-            Kind::Polar => Polar::new(bits, size).map(Format::Polar).map(Storage::Alone),
-            Kind::Turbo => Turbo::new(bits, size).map(Format::Turbo).map(Storage::Alone),
-            Kind::Qjl => Qjl::new(size).map(Format::Qjl).map(Storage::Alone),
-            Kind::Delta => Delta::new(bits, size).map(Storage::Grouped),
-        }
-        .expect("families serve the head sizes they list")
-    }
-
-    /// The format of a row that stands alone.
-    pub fn format(self) -> Option<Format> {
-        match self.storage() {
-            Storage::Alone(f) => Some(f),
-            Storage::Grouped(_) => None,
-        }
+    /// The format of its rows.
+    pub fn format(self) -> Format {
+        (self.family.codec)(self.family.bits, self.head_size).expect("families serve the head sizes they list")
     }
 
     /// Cells that are coded together: 1 where each row stands alone.
     pub fn group_cells(self) -> usize {
-        match self.storage() {
-            Storage::Alone(_) => 1,
-            Storage::Grouped(_) => GROUP_CELLS,
-        }
+        self.format().grouped().map_or(1, |_| GROUP_CELLS)
     }
 
     /// Bytes of the row of one head.
     pub fn row_bytes(self) -> usize {
-        match self.storage() {
-            Storage::Alone(f) => f.row_bytes(),
-            Storage::Grouped(f) => f.row_bytes(),
-        }
+        self.format().row_bytes()
     }
 
-    /// The version of what its rows mean: tables, geometry, order of bits. States name it.
+    /// The version of what its rows mean.
     pub fn version(self) -> u32 {
-        match self.family.kind {
-            Kind::Srft | Kind::Polar | Kind::Turbo | Kind::Qjl | Kind::Delta => 1,
-        }
+        self.format().version()
     }
 
     /// Bits per value, scales included.

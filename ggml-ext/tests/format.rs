@@ -9,10 +9,10 @@ use std::fs;
 use std::path::Path;
 
 use ggml_ext::codec::delta::GROUP_CELLS;
-use ggml_ext::groups;
 use ggml_ext::isa::scalar;
+use ggml_ext::rows;
 use ggml_ext::state::checksum;
-use ggml_ext::table::{self, Concrete, Storage};
+use ggml_ext::table::{self, Concrete};
 
 const GOLDEN: &str = include_str!("format/version-1.txt");
 
@@ -35,29 +35,13 @@ fn input(size: usize) -> Vec<f32> {
 
 fn encoded(c: Concrete, x: &[f32]) -> Vec<u8> {
     let mut rows = vec![0u8; GROUP_CELLS * c.row_bytes()];
-    match c.storage() {
-        Storage::Grouped(f) => groups::encode(f, &scalar::KERNELS, x, &mut rows),
-        Storage::Alone(f) => {
-            for (x, row) in x.chunks_exact(c.head_size).zip(rows.chunks_exact_mut(c.row_bytes())) {
-                // SAFETY: the values and the bytes of one row, on any CPU.
-                unsafe { (scalar::KERNELS.encode)(f, x, row) };
-            }
-        }
-    }
+    rows::encode_cells(c.format(), &scalar::KERNELS, x, &mut rows);
     rows
 }
 
 fn decoded(c: Concrete, rows: &[u8]) -> Vec<f32> {
     let mut x = vec![0.0f32; GROUP_CELLS * c.head_size];
-    match c.storage() {
-        Storage::Grouped(f) => groups::decode(f, &scalar::KERNELS, rows, &mut x),
-        Storage::Alone(f) => {
-            for (x, row) in x.chunks_exact_mut(c.head_size).zip(rows.chunks_exact(c.row_bytes())) {
-                // SAFETY: as above.
-                unsafe { (scalar::KERNELS.decode)(f, row, x) };
-            }
-        }
-    }
+    rows::decode_cells(c.format(), &scalar::KERNELS, rows, &mut x);
     x
 }
 

@@ -35,8 +35,8 @@ pub fn families() -> Vec<Family> {
         .iter()
         .map(|f| Family {
             name: f.name,
-            k: f.serves_k,
-            v: f.serves_v,
+            k: true,
+            v: f.sides.serve_v(),
             summary: f.summary,
             types: f.head_sizes().iter().filter_map(|&size| f.at(size)).map(concrete).collect(),
         })

@@ -15,7 +15,10 @@
 //! their partial (max, sum, vector) triples are merged. Who does what depends on shapes and the number of threads alone,
 //! so the same call gives the same bits.
 
+mod memory;
+mod queries;
 mod scores;
+pub(crate) mod side;
 mod split;
 mod tile;
 
@@ -23,10 +26,12 @@ mod tile;
 mod tests;
 
 use crate::codec::plain::Plain;
-use crate::codec::polar;
 use crate::isa::{self, Kernels, CELLS};
 use crate::room::Room;
-use crate::tensor::{Side, Tensor};
+use crate::tensor::Tensor;
+use memory::BlockShape;
+use queries::QueryRows;
+use side::KvSide;
 use split::{Rows, Shared, Split, Work};
 use tile::{RowState, Scratch, Tile, TileShape};
 
@@ -64,8 +69,8 @@ const THREAD_BYTES: usize = 4 << 20;
 /// An attention, checked.
 pub struct Attention<'a> {
     op: &'a AttentionOp,
-    k: Side,
-    v: Side,
+    k: KvSide,
+    v: KvSide,
     mask: Option<&'a Tensor>,
     sinks: Option<&'a Tensor>,
     /// Query heads that share a KV head.
@@ -125,7 +130,7 @@ impl<'a> Attention<'a> {
         // SAFETY: null or a tensor that outlives the call.
         let (mask, sinks) = unsafe { (op.mask.as_ref(), op.sinks.as_ref()) };
         let want = |ok: bool, what: &str| if ok { Ok(()) } else { Err(what.to_string()) };
-        let (k_side, v_side) = (Side::new(k, "K")?, Side::new(v, "V")?);
+        let (k_side, v_side) = (KvSide::new(k, "K")?, KvSide::new(v, "V")?);
         want(q.is_float(), "queries must be f32 or f16")?;
         want(
             k.n(0) == k_side.size && q.n(0) == k_side.size,
@@ -210,14 +215,9 @@ impl<'a> Attention<'a> {
 
     /// `rows`: query rows of a tile.
     fn tile_shape(&self, rows: usize) -> TileShape {
-        TileShape {
-            rows,
-            k: self.k.width,
-            v: self.v.width,
-            k_groups: self.k.width / self.k.group(),
-            tables: self.k.contracted().map_or(0, |f| f.size() / 2 * polar::TABLE),
-            floats: !(self.k.has_levels() && self.v.has_levels()),
-        }
+        let block =
+            BlockShape { width: self.k.width.max(self.v.width), floats: !(self.k.has_levels() && self.v.has_levels()) };
+        TileShape { rows, v: self.v.width, query_bytes: QueryRows::bytes(&self.k, rows), block }
     }
 
     /// f32 values of a partial result of one query row: maximum, sum, vector.
@@ -414,12 +414,6 @@ impl<'a> Attention<'a> {
         let m = self.mask?;
         // SAFETY: checked by new; dimensions 2 and 3 repeat.
         Some(unsafe { m.row(token, head % m.n(2), stream % m.n(3)).add(2 * first) })
-    }
-
-    /// The query row in K's domain, `k.width` values.
-    unsafe fn query(&self, head: usize, token: usize, stream: usize, out: &mut [f32]) {
-        // SAFETY: a row of q, whose size new checked; kernels run on the CPU they were chosen for.
-        unsafe { self.k.enter_query(self.kernels, &self.op.q, [token, head, stream], out) }
     }
 
     /// Sinks, normalization, rotation back, result.

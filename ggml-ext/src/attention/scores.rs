@@ -1,17 +1,19 @@
 //! MUL_MAT with compressed keys: what llama.cpp does where flash attention is off.
 
-use crate::codec::polar;
-use crate::isa::{kernels, Matrix, Queries, Role, CELLS};
+use super::memory::{BlockShape, Cut};
+use super::queries::QueryRows;
+use super::side::{Cells, KvSide};
+use crate::isa::{kernels, CELLS};
 use crate::rows::refuse;
-use crate::tensor::{Cells, Side, Tensor};
+use crate::tensor::Tensor;
 
 /// Query rows that are multiplied together.
 const ROWS: usize = 16;
 
 /// Can `k` of ours be multiplied by `q`? The message says why not.
-pub fn check_mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor) -> Result<Side, String> {
+pub fn check_mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor) -> Result<KvSide, String> {
     let Some(c) = k.concrete() else { return Err(format!("MUL_MAT of type {}, which is not ours", k.kind)) };
-    let side = Side::new(k, "K")?;
+    let side = KvSide::new(k, "K")?;
     let broadcasts = |d: usize| k.n(d) > 0 && q.n(d).is_multiple_of(k.n(d));
     if k.n(0) != c.head_size || q.n(0) != c.head_size || !q.is_float() || !broadcasts(2) || !broadcasts(3) {
         return Err(format!(
@@ -48,27 +50,16 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
         // SAFETY: the caller's promise; all threads refuse, and one writes.
         Err(reason) => return Err(unsafe { refuse(dst, ith, reason) }),
     };
-    let width = side.width;
-    let kernels = kernels();
-    let groups = width / side.group();
-    let mut levels = vec![0i8; CELLS * width];
-    let mut scales = vec![0.0f32; CELLS * groups];
-    let mut scores = [0.0f32; ROWS * CELLS];
-    let block = side.block(levels.as_mut_ptr(), scales.as_mut_ptr());
-    let mut q_bytes = vec![0i8; ROWS * width];
-    let (mut q_scales, mut q_sums) = (vec![0.0f32; ROWS * groups], vec![0i32; ROWS * groups]);
-    let (mut entered, mut frame) = (vec![0.0f32; ROWS * width], vec![0.0f32; width]);
-    let mut queries = Queries {
-        bytes: q_bytes.as_mut_ptr(),
-        scales: q_scales.as_mut_ptr(),
-        sums: q_sums.as_mut_ptr(),
-        count: 0,
-        width,
-        group: side.group(),
+    let room = BlockShape { width: side.width, floats: false };
+    let bytes = room.bytes() + QueryRows::bytes(&side, ROWS);
+    let mut memory = vec![0u8; bytes + 64];
+    // SAFETY: the memory is this call's alone and lives until its end.
+    let (room, mut queries) = unsafe {
+        let first = memory.as_mut_ptr();
+        let mut cut = Cut::new(first.add(first.align_offset(64)), bytes);
+        (room.take(&mut cut), QueryRows::new(&side, kernels(), ROWS, 1.0, &mut cut))
     };
-    let contracted = side.contracted();
-    let table_len = contracted.map_or(0, |f| f.size() / 2 * polar::TABLE);
-    let mut tables = vec![0.0f32; ROWS * table_len];
+    let mut scores = [0.0f32; ROWS * CELLS];
     let blocks = k.n(1).div_ceil(CELLS);
     let mine = blocks * ith / nth..blocks * (ith + 1) / nth;
     for i3 in 0..q.n(3) {
@@ -76,34 +67,15 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
             let (head, stream) = (i2 / (q.n(2) / k.n(2)), i3 / (q.n(3) / k.n(3)));
             for first_row in (0..q.n(1)).step_by(ROWS) {
                 let rows = ROWS.min(q.n(1) - first_row);
-                queries.count = rows;
                 for r in 0..rows {
-                    let entered = &mut entered[r * width..(r + 1) * width];
                     // SAFETY: a row of q; kernels run on the CPU they were chosen for.
-                    unsafe {
-                        side.enter_query(kernels, q, [first_row + r, i2, i3], entered);
-                        match contracted {
-                            Some(f) => (kernels.polar_tables)(f, entered, &mut tables[r * table_len..][..table_len]),
-                            None => (kernels.quantize_query)(entered, 1.0, queries, r),
-                        }
-                    }
+                    unsafe { queries.set(r, q, [first_row + r, i2, i3]) };
                 }
-                for b in mine.clone() {
-                    let first = b * CELLS;
+                for first in mine.clone().map(|b| b * CELLS) {
                     let n = CELLS.min(k.n(1) - first);
                     // SAFETY: n cells of K, buffers of CELLS cells and ROWS rows, n values of rows of dst.
                     unsafe {
-                        let cells = Cells { first, n, head, stream };
-                        if let Some(f) = contracted {
-                            side.contract(kernels, f, cells, tables.as_ptr(), rows, scores.as_mut_ptr());
-                        } else {
-                            side.levels(kernels, cells, Role::Dot, block);
-                            (kernels.dot_levels)(block, n, queries, scores.as_mut_ptr());
-                        }
-                        if let Some(chain) = side.chain(kernels, cells, frame.as_mut_ptr()) {
-                            let q = Matrix(entered.as_ptr(), width);
-                            (kernels.chain_scores)(&chain, &frame, q, 1.0, rows, scores.as_mut_ptr());
-                        }
+                        queries.score(Cells { first, n, head, stream }, rows, false, &room, scores.as_mut_ptr());
                         for r in 0..rows {
                             let out = dst.row(first_row + r, i2, i3).cast::<f32>().add(first);
                             std::slice::from_raw_parts_mut(out, n).copy_from_slice(&scores[r * CELLS..][..n]);

@@ -1,5 +1,6 @@
 //! Attention against f64 on the decoded rows, for every instruction set and kind of row.
 
+use crate::codec::format::RowFormat;
 use std::rc::Rc;
 
 use super::*;
@@ -48,7 +49,10 @@ fn cache(name: &str, keys: bool, size: usize, cells: usize, heads: usize, noise:
             let Some(table::Entry::Family(f)) = table::by_name(name) else { panic!("{name}") };
             let c = f.at(size).unwrap();
             let mut bytes = vec![0u8; cells * heads * c.row_bytes()];
-            let table::Storage::Alone(f) = c.storage() else { return grouped(c, cells, heads, values) };
+            let f = c.format();
+            if f.grouped().is_some() {
+                return grouped(c, cells, heads, values);
+            }
             for (row, x) in bytes.chunks_exact_mut(c.row_bytes()).zip(values.chunks_exact_mut(size)) {
                 f.encode::<Lanes>(x, row);
                 if keys {
@@ -66,7 +70,7 @@ fn cache(name: &str, keys: bool, size: usize, cells: usize, heads: usize, noise:
 /// Rows that are coded together: a mean is added that keys share, every fifth is far from it, some cells stay empty, and
 /// they are written out of order.
 fn grouped(c: table::Concrete, cells: usize, heads: usize, mut values: Vec<f32>) -> Cache {
-    let (size, table::Storage::Grouped(f)) = (c.head_size, c.storage()) else { panic!("{}", c.name()) };
+    let (size, f) = (c.head_size, c.format().grouped().unwrap());
     let (row_bytes, mut noise) = (c.row_bytes(), Noise::new(17));
     let (mean, mut bytes) = (noise.row(size), vec![0u8; cells * heads * c.row_bytes()]);
     let (data, stride) = (bytes.as_mut_ptr(), heads * row_bytes);
@@ -367,7 +371,7 @@ impl Trial {
 
 /// The family itself, or f16 where it does not serve V.
 fn v_beside(family: &'static table::Family) -> &'static str {
-    if family.serves_v {
+    if family.sides.serve_v() {
         family.name
     } else {
         "f16"

@@ -1,18 +1,16 @@
 //! Some query rows of one KV head against a range of cells.
 //!
-//! What is stored as levels is never more than unpacked: K's levels meet 8-bit queries in integer dot products, V's
-//! levels are weighed with 16-bit weights (polar keys meet tables of queries instead), and all that is read or written beside the cache stays in the first-level
-//! cache. A side that is stored as floats goes through f32 rows; with many query rows K's are transposed, so that both
-//! products are one small matrix kernel.
+//! What is stored as levels is never more than unpacked: V's levels are weighed with 16-bit weights, K's are scored by
+//! [`super::queries`], and all that is read or written beside the cache stays in the first-level cache. A side that is
+//! stored as floats goes through f32 rows.
 
+use super::memory::{bytes_of, BlockRoom, BlockShape, Cut};
+use super::queries::{QueryRows, MANY_ROWS};
+use super::side::Cells;
 use super::split::Rows;
 use super::Attention;
 use crate::codec::plain::Plain;
-use crate::isa::{Matrix, MatrixMut, Queries, Role, Sight, CELLS};
-use crate::tensor::Cells;
-
-/// Rows from which transposing K's floats pays.
-const MANY_ROWS: usize = 12;
+use crate::isa::{Matrix, MatrixMut, Role, Sight, CELLS};
 
 /// The result of a row so far: maximum score, sum of weights, weighted sum of values.
 pub(super) struct RowState<'a> {
@@ -26,56 +24,23 @@ pub(super) struct RowState<'a> {
 pub(super) struct TileShape {
     /// Query rows of a tile.
     pub rows: usize,
-    /// Padded widths of K and V.
-    pub k: usize,
+    /// Padded width of V.
     pub v: usize,
-    /// Groups of a key.
-    pub k_groups: usize,
-    /// Floats of the tables of a query, where scores are taken by such.
-    pub tables: usize,
-    /// Is a side stored as floats?
-    pub floats: bool,
+    /// Bytes of the query rows.
+    pub query_bytes: usize,
+    /// Of a block of K or V.
+    pub block: BlockShape,
 }
 
 impl TileShape {
-    fn widest(self) -> usize {
-        self.k.max(self.v)
-    }
-
-    /// Floats of one f32 block, where there are such.
-    fn float_cells(self) -> usize {
-        if self.floats {
-            CELLS * self.widest()
-        } else {
-            0
-        }
-    }
-
-    /// Bytes of what a tile keeps from block to block; each buffer begins at a multiple of 64.
+    /// Bytes of what a tile keeps from block to block.
     pub fn tile_bytes(self) -> usize {
-        let groups = self.rows * self.k_groups;
-        let tables = self.rows * self.tables;
-        let floats = [self.rows, self.rows, groups, groups, tables, self.rows * self.k, self.rows * self.v];
-        floats.iter().map(|n| (4 * n).next_multiple_of(64)).sum::<usize>() + (self.rows * self.k).next_multiple_of(64)
+        2 * bytes_of::<f32>(self.rows) + bytes_of::<f32>(self.rows * self.v) + self.query_bytes
     }
 
     /// Bytes of what serves one block at a time, whichever tile it is for.
     pub fn scratch_bytes(self) -> usize {
-        let (cells, floats) = (CELLS * self.widest(), self.float_cells());
-        let floats = [self.rows * CELLS, self.rows * CELLS, cells / 16, self.k, floats, floats];
-        floats.iter().map(|n| (4 * n).next_multiple_of(64)).sum::<usize>() + cells.next_multiple_of(64)
-    }
-}
-
-/// Cuts memory into buffers that begin at multiples of 64.
-struct Cut(*mut u8);
-
-impl Cut {
-    fn take<T>(&mut self, n: usize) -> *mut T {
-        let here = self.0;
-        // SAFETY: the shapes' byte counts add up the same buffers.
-        self.0 = unsafe { here.add((n * size_of::<T>()).next_multiple_of(64)) };
-        here.cast()
+        2 * bytes_of::<f32>(self.rows * CELLS) + self.block.bytes()
     }
 }
 
@@ -85,12 +50,7 @@ pub(super) struct Scratch {
     scores: *mut f32,
     /// Masks of the block: one row of CELLS per query row.
     masks: *mut f32,
-    levels: *mut i8,
-    scales: *mut f32,
-    /// The I-frame of the block, where its cells are a group.
-    frame: *mut f32,
-    floats: *mut f32,
-    transposed: *mut f32,
+    room: BlockRoom,
     /// What each row sees of the block.
     sights: Vec<Sight>,
 }
@@ -99,15 +59,12 @@ impl Scratch {
     /// # Safety
     /// `memory` is 64-byte aligned, has shape.scratch_bytes() bytes and is this thread's alone.
     pub unsafe fn new(shape: TileShape, memory: *mut u8) -> Scratch {
-        let (mut cut, cells) = (Cut(memory), CELLS * shape.widest());
+        // SAFETY: the caller's promise.
+        let mut cut = unsafe { Cut::new(memory, shape.scratch_bytes()) };
         Scratch {
             scores: cut.take(shape.rows * CELLS),
             masks: cut.take(shape.rows * CELLS),
-            levels: cut.take(cells),
-            scales: cut.take(cells / 16),
-            frame: cut.take(shape.k),
-            floats: cut.take(shape.float_cells()),
-            transposed: cut.take(shape.float_cells()),
+            room: shape.block.take(&mut cut),
             sights: vec![Sight::Open; shape.rows],
         }
     }
@@ -123,11 +80,7 @@ pub(super) struct Tile<'a> {
     /// Per row: maximum and sum.
     max: *mut f32,
     sum: *mut f32,
-    /// Queries as floats, rows of shape.k, and as bytes.
-    q: *mut f32,
-    queries: Queries,
-    /// Rows of shape.tables.
-    tables: *mut f32,
+    queries: QueryRows<'a>,
     /// Rows of shape.v.
     acc: *mut f32,
 }
@@ -139,25 +92,21 @@ impl<'a> Tile<'a> {
     /// `memory` is 64-byte aligned, has shape.tile_bytes() bytes and is this tile's alone; `shape` has room for the rows; the
     /// tensors hold what their shapes say.
     pub unsafe fn new(attention: &'a Attention<'a>, shape: TileShape, rows: Rows, memory: *mut u8) -> Tile<'a> {
-        let mut cut = Cut(memory);
-        let count = rows.rows.len();
+        let (op, count) = (attention.op, rows.rows.len());
+        let factor = if op.logit_softcap == 0.0 { op.scale } else { op.scale / op.logit_softcap };
+        // SAFETY: the caller's promise.
+        let (queries, mut cut) = unsafe {
+            let mut cut = Cut::new(memory, shape.tile_bytes());
+            (QueryRows::new(&attention.k, attention.kernels, shape.rows, factor, &mut cut), cut)
+        };
         let mut tile = Tile {
             attention,
             shape,
             count,
             rows,
+            queries,
             max: cut.take(shape.rows),
             sum: cut.take(shape.rows),
-            q: cut.take(shape.rows * shape.k),
-            queries: Queries {
-                scales: cut.take(shape.rows * shape.k_groups),
-                sums: cut.take(shape.rows * shape.k_groups),
-                bytes: cut.take(shape.rows * shape.k),
-                count,
-                width: shape.k,
-                group: attention.k.group(),
-            },
-            tables: cut.take(shape.rows * shape.tables),
             acc: cut.take(shape.rows * shape.v),
         };
         // SAFETY: the caller's promise.
@@ -200,7 +149,7 @@ impl<'a> Tile<'a> {
         // SAFETY: buffers are sized for shape.rows >= count rows and CELLS cells; indices come from the tensors' shapes.
         unsafe {
             if self.look(first, n, scratch) {
-                self.score(first, n, scratch);
+                self.queries.score(self.cells(first, n), self.count, self.many(), &scratch.room, scratch.scores);
                 if self.soften(n, scratch) {
                     self.weigh(first, n, scratch);
                 }
@@ -208,42 +157,21 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// What queries are multiplied by.
-    fn scale(&self) -> f32 {
-        let op = self.attention.op;
-        if op.logit_softcap == 0.0 {
-            op.scale
-        } else {
-            op.scale / op.logit_softcap
-        }
-    }
-
-    /// Rotated queries, in the form that this run uses, and empty results.
+    /// Queries in the form that K is scored in, and empty results.
     unsafe fn prepare(&mut self) {
         let a = self.attention;
-        let (width, scale) = (self.shape.k, self.scale());
-        // SAFETY: rows r < count of the buffers.
-        unsafe {
-            for r in 0..self.count {
-                let (head, token) = self.place(r);
-                let q = std::slice::from_raw_parts_mut(self.q.add(r * width), width);
-                a.query(head, token, self.rows.stream, q);
-                // A query that is not finite has no scores: its result is NaN, as it would be in f32.
-                let finite = q.iter().all(|x| x.is_finite());
-                if let Some(f) = a.k.contracted() {
-                    (a.kernels.scale)(q, scale);
-                    let len = self.shape.tables;
-                    (a.kernels.polar_tables)(f, q, std::slice::from_raw_parts_mut(self.tables.add(r * len), len));
-                } else if a.k.has_levels() {
-                    (a.kernels.quantize_query)(q, scale, self.queries, r);
-                } else {
-                    (a.kernels.scale)(q, scale);
-                }
+        for r in 0..self.count {
+            let (head, token) = self.place(r);
+            // SAFETY: rows r < count of the buffers and of q.
+            unsafe {
+                let finite = self.queries.set(r, &a.op.q, [token, head, self.rows.stream]);
                 *self.max.add(r) = f32::NEG_INFINITY;
+                // A query that is not finite has no scores: its result is NaN, as it would be in f32.
                 *self.sum.add(r) = if finite { 0.0 } else { f32::NAN };
             }
-            std::slice::from_raw_parts_mut(self.acc, self.count * self.shape.v).fill(0.0);
         }
+        // SAFETY: the buffer's values.
+        unsafe { std::slice::from_raw_parts_mut(self.acc, self.count * self.shape.v).fill(0.0) };
     }
 
     /// Reads the mask of a block; false where it hides the block from every row.
@@ -284,39 +212,6 @@ impl<'a> Tile<'a> {
 
     fn cells(&self, first: usize, n: usize) -> Cells {
         Cells { first, n, head: self.rows.kv_head, stream: self.attention.kv_stream(self.rows.stream) }
-    }
-
-    /// Scores of the block: `scores[r][c]`.
-    unsafe fn score(&self, first: usize, n: usize, scratch: &mut Scratch) {
-        let a = self.attention;
-        let (kernels, cells) = (a.kernels, self.cells(first, n));
-        // SAFETY: see attend.
-        unsafe {
-            if let Some(f) = a.k.contracted() {
-                return a.k.contract(kernels, f, cells, self.tables, self.count, scratch.scores);
-            }
-            if a.k.has_levels() {
-                let block = a.k.block(scratch.levels, scratch.scales);
-                a.k.levels(kernels, cells, Role::Dot, block);
-                (kernels.dot_levels)(block, n, self.queries, scratch.scores);
-                if let Some(chain) = a.k.chain(kernels, cells, scratch.frame) {
-                    // The I-frame meets the query as it is: it is far larger than the differences.
-                    let (m, q) =
-                        (std::slice::from_raw_parts(scratch.frame, self.shape.k), Matrix(self.q, self.shape.k));
-                    (kernels.chain_scores)(&chain, m, q, self.scale(), self.count, scratch.scores);
-                }
-                return;
-            }
-            a.k.floats(kernels, cells, scratch.floats);
-            if self.many() {
-                (kernels.transpose)(scratch.floats, self.shape.k, scratch.transposed);
-                std::slice::from_raw_parts_mut(scratch.scores, self.count * CELLS).fill(0.0);
-                let (q, k) = (Matrix(self.q, self.shape.k), Matrix(scratch.transposed, CELLS));
-                (kernels.gemm64)(q, k, MatrixMut(scratch.scores, CELLS), self.count, a.k.size);
-            } else {
-                (kernels.dot_floats)(scratch.floats, self.shape.k, n, self.q, self.count, scratch.scores);
-            }
-        }
     }
 
     /// Scores to weights, with the maxima and sums brought up to date; false where every weight is zero.
@@ -370,16 +265,16 @@ impl<'a> Tile<'a> {
         // SAFETY: see attend.
         unsafe {
             if a.v.has_levels() {
-                let block = a.v.block(scratch.levels, scratch.scales);
+                let block = a.v.block(scratch.room.levels, scratch.room.scales);
                 a.v.levels(kernels, cells, Role::Weigh, block);
                 return (kernels.weigh_levels)(block, n, scratch.scores, self.count, self.acc);
             }
-            a.v.floats(kernels, cells, scratch.floats);
+            a.v.floats(kernels, cells, scratch.room.floats);
             for c in 0..n {
                 self.keep_apart(c, scratch);
             }
             for at in (0..width).step_by(64) {
-                let (w, v) = (Matrix(scratch.scores, CELLS), Matrix(scratch.floats.add(at), width));
+                let (w, v) = (Matrix(scratch.scores, CELLS), Matrix(scratch.room.floats.add(at), width));
                 (kernels.gemm64)(w, v, MatrixMut(self.acc.add(at), width), self.count, n);
             }
         }
@@ -395,7 +290,7 @@ impl<'a> Tile<'a> {
             if (0..self.count).all(|r| weight(r) != 0.0) {
                 return;
             }
-            let value = std::slice::from_raw_parts_mut(scratch.floats.add(cell * width), width);
+            let value = std::slice::from_raw_parts_mut(scratch.room.floats.add(cell * width), width);
             if value.iter().all(|x| x.is_finite()) {
                 return;
             }

@@ -31,7 +31,10 @@
 //! Any bytes decode: a row that says chained without a predecessor in its group counts as a restart row, what is not
 //! finite counts as zero.
 
+use super::format::RowFormat;
+use super::levels::LevelLayout;
 use super::srft::Srft;
+use crate::domain::Domain;
 use crate::lanes::{Lanes, Simd, LANES};
 use crate::room::Room;
 use crate::rotation::{Rotation, MAX_HEAD};
@@ -42,6 +45,9 @@ pub const GROUP_CELLS: usize = 64;
 
 /// How much of the previous row's distance from m is expected to be there again.
 pub const RHO: f32 = 0.7;
+
+/// What coding differences leaves of a key's error, where keys are large: the root of delta4's KLD over srft4's.
+const LEFT_BY_PREDICTION: f32 = 0.4;
 
 /// An I-frame with a value beyond this is not used: it would take the precision of f32 from keys that are not like it.
 const FRAME_LIMIT: f32 = 4096.0;
@@ -96,19 +102,9 @@ impl Delta {
         self.residual
     }
 
-    /// Values of a row.
-    pub fn size(self) -> usize {
-        self.residual.size()
-    }
-
     /// Values of the I-frame that a row carries.
     pub fn slots(self) -> usize {
         self.size().div_ceil(GROUP_CELLS)
-    }
-
-    /// Bytes of a row.
-    pub fn row_bytes(self) -> usize {
-        self.residual.row_bytes() + 2 * self.slots()
     }
 
     /// The rotation of this head size.
@@ -116,9 +112,9 @@ impl Delta {
         self.residual.rotation()
     }
 
-    /// Encodes a rotated key x, from the deviation of the row before where there is one and it helps.
+    /// Encodes a rotated key x of a group, from the deviation of the row before where there is one and it helps.
     #[inline(always)]
-    pub fn encode<S: Simd>(self, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]) {
+    pub fn encode_key<S: Simd>(self, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]) {
         let (mut y, mut d) = (Room::new(), Room::new());
         let (y, d) = (y.zeros(self.size()), d.zeros(self.size()));
         let zero = S::splat(0.0);
@@ -261,6 +257,48 @@ impl Delta {
         }
         // SAFETY: the caller's promise.
         unsafe { self.frame::<Lanes>(data, stride, rows, m) };
+    }
+}
+
+impl RowFormat for Delta {
+    fn size(self) -> usize {
+        self.residual.size()
+    }
+
+    fn row_bytes(self) -> usize {
+        self.residual.row_bytes() + 2 * self.slots()
+    }
+
+    fn score_error(self) -> f32 {
+        LEFT_BY_PREDICTION * self.residual.score_error()
+    }
+
+    fn domain(self) -> Domain {
+        self.residual.domain()
+    }
+
+    fn levels(self) -> LevelLayout {
+        self.residual.levels()
+    }
+
+    fn grouped(self) -> Option<Delta> {
+        Some(self)
+    }
+
+    /// As the first row of a group without I-frame.
+    #[inline(always)]
+    fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
+        let residual = self.residual.row_bytes();
+        row[residual..self.row_bytes()].fill(0);
+        self.residual.encode::<S>(x, row);
+        let head = first_word(row) & !KIND | ALONE;
+        row[..4].copy_from_slice(&head.to_le_bytes());
+    }
+
+    /// As a key that has nothing to do with others.
+    #[inline(always)]
+    fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
+        self.residual.decode::<S>(row, x);
     }
 }
 

@@ -1,75 +1,138 @@
-//! The row formats under one name, for all that does not care which it is.
+//! The row formats: what everything outside of a codec reads of its rows.
+//!
+//! A codec describes its rows once, by [`RowFormat`]. The type table, reading and writing of rows, attention, states and
+//! the guard take what they need from there.
 
+use super::delta::Delta;
+use super::levels::LevelLayout;
 use super::polar::Polar;
 use super::qjl::Qjl;
 use super::srft::Srft;
 use super::turbo::Turbo;
+use crate::domain::Domain;
 use crate::lanes::Simd;
 
 /// A row format at one head size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// srft8, srft4, srft3, srft2.
-    Srft(Srft),
-    /// polar4, polar3.
-    Polar(Polar),
-    /// turbo4, turbo3.
-    Turbo(Turbo),
-    /// qjl1.
-    Qjl(Qjl),
-}
-
-impl Format {
-    /// Values of a row.
-    pub fn size(self) -> usize {
-        match self {
-            Format::Srft(f) => f.size(),
-            Format::Polar(f) => f.size(),
-            Format::Turbo(f) => f.size(),
-            Format::Qjl(f) => f.size(),
-        }
-    }
+pub trait RowFormat: Copy {
+    /// Values of a head.
+    fn size(self) -> usize;
 
     /// Bytes of a row.
-    pub fn row_bytes(self) -> usize {
-        match self {
-            Format::Srft(f) => f.row_bytes(),
-            Format::Polar(f) => f.row_bytes(),
-            Format::Turbo(f) => f.row_bytes(),
-            Format::Qjl(f) => f.row_bytes(),
-        }
+    fn row_bytes(self) -> usize;
+
+    /// The version of what rows mean: tables, geometry, order of bits. States name it.
+    fn version(self) -> u32 {
+        1
     }
 
-    /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
-    #[inline(always)]
-    pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
-        match self {
-            Format::Srft(f) => f.encode::<S>(x, row),
-            Format::Polar(f) => f.encode::<S>(x, row),
-            Format::Turbo(f) => f.encode::<S>(x, row),
-            Format::Qjl(f) => f.encode::<S>(x, row),
-        }
+    /// Root mean square error of scores, relative to what is coded. The guard reads it.
+    fn score_error(self) -> f32;
+
+    /// The space that rows are stored in.
+    fn domain(self) -> Domain;
+
+    /// What rows unpack to.
+    fn levels(self) -> LevelLayout;
+
+    /// How keys are scored.
+    fn scorer(self) -> Scorer {
+        Scorer::Levels
     }
 
-    /// Decodes one head, with the least squared error.
-    #[inline(always)]
-    pub fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
-        match self {
-            Format::Srft(f) => f.decode::<S>(row, x),
-            Format::Polar(f) => f.decode::<S>(row, x),
-            Format::Turbo(f) => f.decode::<S>(row, x),
-            Format::Qjl(f) => f.decode::<S>(row, x),
-        }
+    /// Where rows are coded with the group of cells that they belong to: how. Such rows are read and written by
+    /// [`crate::groups`].
+    fn grouped(self) -> Option<Delta> {
+        None
     }
+
+    /// Encodes one head by itself: `x` holds `size` values, `row` takes `row_bytes` bytes.
+    fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]);
+
+    /// Decodes one head by itself, with the least squared error.
+    fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]);
 
     /// The vector whose product with a query is the score. It is what the row decodes to, except where a type has an
     /// estimate without bias that is not its best reconstruction.
     #[inline(always)]
-    pub fn decode_key<S: Simd>(self, row: &[u8], x: &mut [f32]) {
-        match self {
-            Format::Srft(_) | Format::Polar(_) => self.decode::<S>(row, x),
-            Format::Turbo(f) => f.decode_key::<S>(row, x),
-            Format::Qjl(f) => f.decode_key::<S>(row, x),
-        }
+    fn decode_key<S: Simd>(self, row: &[u8], x: &mut [f32]) {
+        self.decode::<S>(row, x);
     }
+}
+
+/// How the scores of keys are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scorer {
+    /// By integer products of levels and 8-bit queries.
+    Levels,
+    /// By tables of the query, in which codes are looked up.
+    Tables(Polar),
+}
+
+/// Defines [`Format`] and hands its methods on to the codecs.
+macro_rules! formats {
+    ($($(#[$doc:meta])+ $codec:ident),+ $(,)?) => {
+        /// All row formats of this crate.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Format {
+            $($(#[$doc])+ $codec($codec)),+
+        }
+
+        $(impl From<$codec> for Format {
+            fn from(f: $codec) -> Format {
+                Format::$codec(f)
+            }
+        })+
+
+        impl RowFormat for Format {
+            fn size(self) -> usize {
+                match self { $(Format::$codec(f) => f.size()),+ }
+            }
+            fn row_bytes(self) -> usize {
+                match self { $(Format::$codec(f) => f.row_bytes()),+ }
+            }
+            fn version(self) -> u32 {
+                match self { $(Format::$codec(f) => f.version()),+ }
+            }
+            fn score_error(self) -> f32 {
+                match self { $(Format::$codec(f) => f.score_error()),+ }
+            }
+            fn domain(self) -> Domain {
+                match self { $(Format::$codec(f) => f.domain()),+ }
+            }
+            fn levels(self) -> LevelLayout {
+                match self { $(Format::$codec(f) => f.levels()),+ }
+            }
+            fn scorer(self) -> Scorer {
+                match self { $(Format::$codec(f) => f.scorer()),+ }
+            }
+            fn grouped(self) -> Option<Delta> {
+                match self { $(Format::$codec(f) => f.grouped()),+ }
+            }
+            #[inline(always)]
+            fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
+                match self { $(Format::$codec(f) => f.encode::<S>(x, row)),+ }
+            }
+            #[inline(always)]
+            fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
+                match self { $(Format::$codec(f) => f.decode::<S>(row, x)),+ }
+            }
+            #[inline(always)]
+            fn decode_key<S: Simd>(self, row: &[u8], x: &mut [f32]) {
+                match self { $(Format::$codec(f) => f.decode_key::<S>(row, x)),+ }
+            }
+        }
+    };
+}
+
+formats! {
+    /// srft8, srft4, srft3, srft2.
+    Srft,
+    /// delta4, delta3.
+    Delta,
+    /// polar4, polar3.
+    Polar,
+    /// turbo4, turbo3.
+    Turbo,
+    /// qjl1.
+    Qjl,
 }

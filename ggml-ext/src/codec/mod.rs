@@ -2,6 +2,7 @@
 
 pub mod delta;
 pub mod format;
+pub mod levels;
 pub mod plain;
 pub mod polar;
 pub mod qjl;
@@ -19,6 +20,19 @@ pub(crate) fn clean(x: &[f32], out: &mut [f32]) {
     for (c, &x) in out.iter_mut().zip(x) {
         let x = if x.is_nan() { 0.0 } else { x };
         *c = x.clamp(-INPUT_LIMIT, INPUT_LIMIT);
+    }
+}
+
+/// Root mean square error of scores by codes of so many bits and a scale per group, relative to what is coded: the roots
+/// of srft's errors on N(0,1), which `mean_squared_error` checks.
+pub(crate) fn error_of_bits(bits: u32) -> f32 {
+    match bits {
+        0 | 1 => 0.6,
+        2 => 0.33,
+        3 => 0.155,
+        4 => 0.075,
+        5..=7 => 0.02,
+        _ => 0.0045,
     }
 }
 

@@ -36,7 +36,10 @@
 //!
 //! Bad values: as in [`super::srft`].
 
+use super::format::{RowFormat, Scorer};
+use super::levels::{LevelLayout, Packing, Scales};
 use super::{clean, load_scale, store_scale};
+use crate::domain::Domain;
 use crate::lanes::Simd;
 use crate::room::Room;
 use crate::rotation::{Rotation, HEAD_SIZES, MAX_HEAD};
@@ -89,11 +92,6 @@ impl Polar {
         self.bits
     }
 
-    /// Values of a row.
-    pub fn size(self) -> usize {
-        self.size
-    }
-
     /// Blocks of a row.
     pub fn blocks(self) -> usize {
         self.size / BLOCK
@@ -114,27 +112,12 @@ impl Polar {
         self.bits as usize
     }
 
-    /// Bytes of a row.
-    pub fn row_bytes(self) -> usize {
-        self.first_offset() + self.first_bytes() * self.blocks()
-    }
-
     /// The rotation of this head size.
     pub fn rotation(self) -> &'static Rotation {
         Rotation::of(self.size).expect("checked by new")
     }
 
-    /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
-    #[inline(always)]
-    pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
-        let (mut a, mut b) = (Room::new(), Room::new());
-        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
-        clean(x, a);
-        S::rotate(self.rotation(), a, b);
-        self.encode_rotated(b, row);
-    }
-
-    /// The same without the rotation.
+    /// [`RowFormat::encode`] of a rotated head.
     #[inline(always)]
     pub fn encode_rotated(self, x: &[f32], row: &mut [u8]) {
         const HALF: usize = MAX_HEAD / 2;
@@ -218,16 +201,7 @@ impl Polar {
         codes
     }
 
-    /// Decodes one head.
-    #[inline(always)]
-    pub fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
-        let mut rotated = Room::new();
-        let rotated = rotated.zeros(self.size);
-        self.decode_rotated(row, rotated);
-        S::rotate_back(self.rotation(), rotated, x);
-    }
-
-    /// The same without the rotation.
+    /// [`RowFormat::decode`] without the rotation back.
     #[inline(always)]
     pub fn decode_rotated(self, row: &[u8], x: &mut [f32]) {
         for (block, x) in x[..self.size].chunks_exact_mut(BLOCK).enumerate() {
@@ -265,6 +239,11 @@ impl Polar {
         }
     }
 
+    /// f32 of the tables of a query.
+    pub fn table_len(self) -> usize {
+        self.size / 2 * TABLE
+    }
+
     /// The tables of a rotated query, TABLE values for each pair: what every code of level 1 would contribute.
     #[inline(always)]
     pub fn tables(self, q: &[f32], out: &mut [f32]) {
@@ -289,6 +268,60 @@ impl Polar {
             }
         }
         sum
+    }
+}
+
+impl RowFormat for Polar {
+    fn size(self) -> usize {
+        self.size
+    }
+
+    fn row_bytes(self) -> usize {
+        self.first_offset() + self.first_bytes() * self.blocks()
+    }
+
+    // Further off than scales and codes of as many bits (docs/types.md has the errors).
+    fn score_error(self) -> f32 {
+        if self.bits == 4 {
+            0.18
+        } else {
+            0.26
+        }
+    }
+
+    fn domain(self) -> Domain {
+        Domain::Rotated(self.rotation())
+    }
+
+    fn levels(self) -> LevelLayout {
+        LevelLayout {
+            values: self.size,
+            group: BLOCK,
+            row_bytes: self.row_bytes(),
+            scales: Scales::PerGroup { step: 2, unit: 1.0 / LEVEL_UNIT },
+            packing: Packing::Angles(self),
+        }
+    }
+
+    fn scorer(self) -> Scorer {
+        Scorer::Tables(self)
+    }
+
+    #[inline(always)]
+    fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
+        let (mut a, mut b) = (Room::new(), Room::new());
+        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
+        clean(x, a);
+        S::rotate(self.rotation(), a, b);
+        self.encode_rotated(b, row);
+    }
+
+    #[inline(always)]
+    fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
+        let mut rotated = Room::new();
+        let rotated = rotated.zeros(self.size);
+        self.decode_rotated(row, rotated);
+        S::rotate_back(self.rotation(), rotated, x);
     }
 }
 

@@ -30,7 +30,12 @@
 //!
 //! Bad values: as in [`super::srft`].
 
+use super::format::RowFormat;
+use super::levels::{LevelLayout, Packing, Scales};
+use super::plain::BLOCK;
 use super::{clean, load_scale, store_scale};
+use crate::domain::Domain;
+use crate::isa::padded;
 use crate::lanes::{Simd, LANES};
 use crate::room::Room;
 use crate::rotation::{Rotation, HEAD_SIZES};
@@ -110,24 +115,78 @@ impl Qjl {
         HEAD_SIZES.contains(&size).then_some(Qjl { size })
     }
 
-    /// Values of a row.
-    pub fn size(self) -> usize {
-        self.size
-    }
-
-    /// Bytes of a row.
-    pub fn row_bytes(self) -> usize {
-        NORM_BYTES + self.size / 8
-    }
-
     /// What signs are taken behind.
     pub fn projection(self) -> [&'static Rotation; 2] {
         Rotation::projection(self.size).expect("checked by new")
     }
 
-    /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
     #[inline(always)]
-    pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
+    fn decode_times<S: Simd>(self, factor: f32, row: &[u8], x: &mut [f32]) {
+        let (mut a, mut b) = (Room::new(), Room::new());
+        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
+        let mut levels = Room::new();
+        let levels = levels.zeros(self.size);
+        let scale = self.signs(row, levels) * factor;
+        for (a, &l) in a.iter_mut().zip(&*levels) {
+            *a = f32::from(l) * scale;
+        }
+        let [first, second] = self.projection();
+        S::rotate_back(second, a, b);
+        S::rotate_back(first, b, x);
+    }
+
+    /// Levels of a row, level zero beyond its values, and the scale of each group.
+    #[inline(always)]
+    pub fn unpack(self, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
+        levels[self.size..padded(self.size)].fill(0);
+        let scale = self.signs(row, levels);
+        scales[..padded(self.size) / BLOCK].fill(scale);
+    }
+
+    /// The levels of a row; returns their scale.
+    #[inline(always)]
+    fn signs(self, row: &[u8], levels: &mut [i8]) -> f32 {
+        let (scale, bits) = row[..self.row_bytes()].split_at(NORM_BYTES);
+        unpack_signs(bits, SIGN_LEVEL, &mut levels[..self.size]);
+        load_scale(scale) * self.scale_factor()
+    }
+
+    /// The stored scale times this is the scale of the levels.
+    pub fn scale_factor(self) -> f32 {
+        mean_magnitude(self.size) / f32::from(SIGN_LEVEL)
+    }
+}
+
+impl RowFormat for Qjl {
+    fn size(self) -> usize {
+        self.size
+    }
+
+    fn row_bytes(self) -> usize {
+        NORM_BYTES + self.size / 8
+    }
+
+    fn score_error(self) -> f32 {
+        0.75
+    }
+
+    fn domain(self) -> Domain {
+        Domain::Projected(self.projection())
+    }
+
+    fn levels(self) -> LevelLayout {
+        LevelLayout {
+            values: padded(self.size),
+            group: BLOCK,
+            row_bytes: self.row_bytes(),
+            // One for all of them, whatever the padding.
+            scales: Scales::PerGroup { step: 0, unit: self.scale_factor() },
+            packing: Packing::Signs(self),
+        }
+    }
+
+    #[inline(always)]
+    fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
         let (mut a, mut b) = (Room::new(), Room::new());
         let (a, b) = (a.zeros(self.size), b.zeros(self.size));
         clean(x, a);
@@ -139,44 +198,14 @@ impl Qjl {
         pack_signs(a, bits);
     }
 
-    /// Decodes one head, with the least squared error.
     #[inline(always)]
-    pub fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
+    fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
         self.decode_times::<S>(1.0, row, x);
     }
 
-    /// The vector whose product with a query is the score.
     #[inline(always)]
-    pub fn decode_key<S: Simd>(self, row: &[u8], x: &mut [f32]) {
+    fn decode_key<S: Simd>(self, row: &[u8], x: &mut [f32]) {
         self.decode_times::<S>(score_factor(self.size), row, x);
-    }
-
-    #[inline(always)]
-    fn decode_times<S: Simd>(self, factor: f32, row: &[u8], x: &mut [f32]) {
-        let (mut a, mut b) = (Room::new(), Room::new());
-        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
-        let mut levels = Room::new();
-        let levels = levels.zeros(self.size);
-        let scale = self.unpack(row, levels) * factor;
-        for (a, &l) in a.iter_mut().zip(&*levels) {
-            *a = f32::from(l) * scale;
-        }
-        let [first, second] = self.projection();
-        S::rotate_back(second, a, b);
-        S::rotate_back(first, b, x);
-    }
-
-    /// Levels of a row; returns their scale.
-    #[inline(always)]
-    pub fn unpack(self, row: &[u8], levels: &mut [i8]) -> f32 {
-        let (scale, bits) = row[..self.row_bytes()].split_at(NORM_BYTES);
-        unpack_signs(bits, SIGN_LEVEL, &mut levels[..self.size]);
-        load_scale(scale) * self.scale_factor()
-    }
-
-    /// The stored scale times this is the scale of the levels.
-    pub fn scale_factor(self) -> f32 {
-        mean_magnitude(self.size) / f32::from(SIGN_LEVEL)
     }
 }
 
@@ -297,7 +326,7 @@ pub(crate) mod tests {
                 let x = Noise::new(seed).row(size);
                 let (mut row, mut levels) = (vec![0; f.row_bytes()], vec![0i8; size]);
                 f.encode::<Lanes>(&x, &mut row);
-                f.unpack(&row, &mut levels);
+                f.signs(&row, &mut levels);
                 let wide: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
                 let projected = rotation::tests::naive_projection(size, &wide);
                 for (i, &p) in projected.iter().enumerate() {

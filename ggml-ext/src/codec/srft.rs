@@ -29,6 +29,9 @@
 //! What is not a number counts as 0, what is beyond +-1e6 as +-1e6, and the scale saturates at f16's largest, so a bad row
 //! stays finite and harms no other.
 
+use super::format::RowFormat;
+use super::levels::{LevelLayout, Packing, Scales};
+use crate::domain::Domain;
 use crate::lanes::{round_even, Simd, LANES};
 use crate::room::Room;
 use crate::rotation::{Rotation, HEAD_SIZES, MAX_HEAD};
@@ -100,11 +103,6 @@ impl Srft {
         self.bits
     }
 
-    /// Values of a row.
-    pub fn size(self) -> usize {
-        self.size
-    }
-
     /// Values of a group.
     pub fn group(self) -> usize {
         if self.size.is_multiple_of(GROUP) {
@@ -124,27 +122,12 @@ impl Srft {
         2 * self.groups()
     }
 
-    /// Bytes of a row.
-    pub fn row_bytes(self) -> usize {
-        self.scale_bytes() + self.size * self.bits as usize / 8
-    }
-
     /// The rotation of this head size.
     pub fn rotation(self) -> &'static Rotation {
         Rotation::of(self.size).expect("checked by new")
     }
 
-    /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
-    #[inline(always)]
-    pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
-        let (mut clean, mut rotated) = (Room::new(), Room::new());
-        let (clean, rotated) = (clean.zeros(self.size), rotated.zeros(self.size));
-        super::clean(x, clean);
-        S::rotate(self.rotation(), clean, rotated);
-        self.encode_rotated::<S>(rotated, row);
-    }
-
-    /// The same without the rotation.
+    /// [`RowFormat::encode`] of a rotated head.
     #[inline(always)]
     pub fn encode_rotated<S: Simd>(self, x: &[f32], row: &mut [u8]) {
         let (scales, body) = row[..self.row_bytes()].split_at_mut(self.scale_bytes());
@@ -165,16 +148,7 @@ impl Srft {
         self.pack(codes, body);
     }
 
-    /// Decodes one head.
-    #[inline(always)]
-    pub fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
-        let mut rotated = Room::new();
-        let rotated = rotated.zeros(self.size);
-        self.decode_rotated(row, rotated);
-        S::rotate_back(self.rotation(), rotated, x);
-    }
-
-    /// The same without the rotation.
+    /// [`RowFormat::decode`] without the rotation back.
     #[inline(always)]
     pub fn decode_rotated(self, row: &[u8], x: &mut [f32]) {
         let (mut levels, mut scales) = (Room::new(), [0.0f32; MAX_HEAD / 16]);
@@ -257,6 +231,51 @@ impl Srft {
             start += c;
             Some((start - c, c))
         })
+    }
+}
+
+impl RowFormat for Srft {
+    fn size(self) -> usize {
+        self.size
+    }
+
+    fn row_bytes(self) -> usize {
+        self.scale_bytes() + self.size * self.bits as usize / 8
+    }
+
+    fn score_error(self) -> f32 {
+        super::error_of_bits(self.bits)
+    }
+
+    fn domain(self) -> Domain {
+        Domain::Rotated(self.rotation())
+    }
+
+    fn levels(self) -> LevelLayout {
+        LevelLayout {
+            values: self.size,
+            group: self.group(),
+            row_bytes: self.row_bytes(),
+            scales: Scales::PerGroup { step: 2, unit: 1.0 / SCALE_UNIT },
+            packing: Packing::Codes(self),
+        }
+    }
+
+    #[inline(always)]
+    fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
+        let (mut clean, mut rotated) = (Room::new(), Room::new());
+        let (clean, rotated) = (clean.zeros(self.size), rotated.zeros(self.size));
+        super::clean(x, clean);
+        S::rotate(self.rotation(), clean, rotated);
+        self.encode_rotated::<S>(rotated, row);
+    }
+
+    #[inline(always)]
+    fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
+        let mut rotated = Room::new();
+        let rotated = rotated.zeros(self.size);
+        self.decode_rotated(row, rotated);
+        S::rotate_back(self.rotation(), rotated, x);
     }
 }
 

@@ -30,9 +30,14 @@
 //! The residual is that of what a reader finds, so the rounding of levels to 8 bits and of the norm to f16 is made good by
 //! stage 2. Bad values: as in [`super::srft`].
 
+use super::format::RowFormat;
+use super::levels::{LevelLayout, Packing, Scales};
+use super::plain::BLOCK;
 use super::qjl::{mean_magnitude, pack_signs, rms, score_factor, unpack_signs};
 use super::srft::Srft;
 use super::{clean, load_scale, store_scale};
+use crate::domain::Domain;
+use crate::isa::padded;
 use crate::lanes::{Simd, LANES};
 use crate::room::Room;
 use crate::rotation::{Rotation, HEAD_SIZES};
@@ -94,11 +99,6 @@ impl Turbo {
         self.bits
     }
 
-    /// Values of a row.
-    pub fn size(self) -> usize {
-        self.size
-    }
-
     /// Stage 1.
     pub fn quantizer(self) -> &'static Quantizer {
         if self.bits == 4 {
@@ -118,11 +118,6 @@ impl Turbo {
         NORM_BYTES + self.size * (self.bits as usize - 1) / 8
     }
 
-    /// Bytes of a row.
-    pub fn row_bytes(self) -> usize {
-        self.sign_offset() + self.size / 8
-    }
-
     /// What both stages are taken behind.
     pub fn rotation(self) -> &'static Rotation {
         Rotation::of(self.size).expect("checked by new")
@@ -133,9 +128,103 @@ impl Turbo {
         Rotation::projection(self.size).expect("checked by new")
     }
 
-    /// Encodes one head: `x` holds `size` values, `row` takes `row_bytes` bytes.
+    /// Codes of a rotated row, of which the residual is left.
     #[inline(always)]
-    pub fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
+    fn stage_1<S: Simd>(self, x: &mut [f32], scale: f32, codes: &mut [u8]) {
+        let quantizer = self.quantizer();
+        let inverse = S::splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
+        for (x, codes) in x.chunks_exact_mut(LANES).zip(codes.chunks_exact_mut(LANES)) {
+            let v = S::load(x);
+            let (level, code) = quantizer.nearest(v.times(inverse));
+            code.store_bytes(codes);
+            level.fma(S::splat(-scale), v).store(x);
+        }
+    }
+
+    #[inline(always)]
+    fn decode_times<S: Simd>(self, factor: f32, row: &[u8], x: &mut [f32]) {
+        let (mut levels, mut signs) = (Room::new(), Room::new());
+        let (levels, signs) = (levels.zeros(self.size), signs.zeros(self.size));
+        let [level_scale, sign_scale] = self.stages(row, levels, signs);
+        let (mut a, mut b) = (Room::new(), Room::new());
+        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
+        for (a, &s) in a.iter_mut().zip(&*signs) {
+            *a = f32::from(s) * (sign_scale * factor);
+        }
+        let [first, second] = self.projection();
+        S::rotate_back(second, a, b);
+        S::rotate_back(first, b, a);
+        for (a, &l) in a.iter_mut().zip(&*levels) {
+            *a = f32::from(l).mul_add(level_scale, *a);
+        }
+        S::rotate_back(self.rotation(), a, x);
+    }
+
+    /// The levels of both stages, each padded with zeros, and the scale of each group.
+    #[inline(always)]
+    pub fn unpack(self, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
+        let (width, groups) = (padded(self.size), padded(self.size) / BLOCK);
+        let (first, second) = levels[..2 * width].split_at_mut(width);
+        first[self.size..].fill(0);
+        second[self.size..].fill(0);
+        let [of_levels, of_signs] = self.stages(row, first, second);
+        scales[..groups].fill(of_levels);
+        scales[groups..2 * groups].fill(of_signs);
+    }
+
+    /// Levels of both stages of a row; returns their scales.
+    #[inline(always)]
+    fn stages(self, row: &[u8], levels: &mut [i8], signs: &mut [i8]) -> [f32; 2] {
+        let (body, bits) = row[NORM_BYTES..self.row_bytes()].split_at(self.sign_offset() - NORM_BYTES);
+        for (level, code) in levels[..self.size].iter_mut().zip(self.packing().codes(body)) {
+            *level = self.quantizer().table[usize::from(code)];
+        }
+        unpack_signs(bits, self.quantizer().sign_level, &mut signs[..self.size]);
+        let [first, second] = self.scale_factors();
+        [load_scale(row) * first, load_scale(&row[2..]) * second]
+    }
+
+    /// The stored norms times these are the scales of the levels.
+    pub fn scale_factors(self) -> [f32; 2] {
+        let quantizer = self.quantizer();
+        [1.0 / quantizer.unit(), mean_magnitude(self.size) / f32::from(quantizer.sign_level)]
+    }
+}
+
+impl RowFormat for Turbo {
+    fn size(self) -> usize {
+        self.size
+    }
+
+    fn row_bytes(self) -> usize {
+        self.sign_offset() + self.size / 8
+    }
+
+    // Further off than scales and codes of as many bits (docs/types.md has the variances).
+    fn score_error(self) -> f32 {
+        if self.bits == 4 {
+            0.14
+        } else {
+            0.26
+        }
+    }
+
+    fn domain(self) -> Domain {
+        Domain::Both(self.rotation(), self.projection())
+    }
+
+    fn levels(self) -> LevelLayout {
+        LevelLayout {
+            values: 2 * padded(self.size),
+            group: BLOCK,
+            row_bytes: self.row_bytes(),
+            scales: Scales::PerHalf(self.scale_factors()),
+            packing: Packing::CodesAndSigns(self),
+        }
+    }
+
+    #[inline(always)]
+    fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
         let (mut a, mut b) = (Room::new(), Room::new());
         let (a, b) = (a.zeros(self.size), b.zeros(self.size));
         clean(x, a);
@@ -154,66 +243,14 @@ impl Turbo {
         pack_signs(b, signs);
     }
 
-    /// Codes of a rotated row, of which the residual is left.
     #[inline(always)]
-    fn stage_1<S: Simd>(self, x: &mut [f32], scale: f32, codes: &mut [u8]) {
-        let quantizer = self.quantizer();
-        let inverse = S::splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
-        for (x, codes) in x.chunks_exact_mut(LANES).zip(codes.chunks_exact_mut(LANES)) {
-            let v = S::load(x);
-            let (level, code) = quantizer.nearest(v.times(inverse));
-            code.store_bytes(codes);
-            level.fma(S::splat(-scale), v).store(x);
-        }
-    }
-
-    /// Decodes one head, with the least squared error.
-    #[inline(always)]
-    pub fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
+    fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
         self.decode_times::<S>(1.0, row, x);
     }
 
-    /// The vector whose product with a query is the score.
     #[inline(always)]
-    pub fn decode_key<S: Simd>(self, row: &[u8], x: &mut [f32]) {
+    fn decode_key<S: Simd>(self, row: &[u8], x: &mut [f32]) {
         self.decode_times::<S>(score_factor(self.size), row, x);
-    }
-
-    #[inline(always)]
-    fn decode_times<S: Simd>(self, factor: f32, row: &[u8], x: &mut [f32]) {
-        let (mut levels, mut signs) = (Room::new(), Room::new());
-        let (levels, signs) = (levels.zeros(self.size), signs.zeros(self.size));
-        let [level_scale, sign_scale] = self.unpack(row, levels, signs);
-        let (mut a, mut b) = (Room::new(), Room::new());
-        let (a, b) = (a.zeros(self.size), b.zeros(self.size));
-        for (a, &s) in a.iter_mut().zip(&*signs) {
-            *a = f32::from(s) * (sign_scale * factor);
-        }
-        let [first, second] = self.projection();
-        S::rotate_back(second, a, b);
-        S::rotate_back(first, b, a);
-        for (a, &l) in a.iter_mut().zip(&*levels) {
-            *a = f32::from(l).mul_add(level_scale, *a);
-        }
-        S::rotate_back(self.rotation(), a, x);
-    }
-
-    /// Levels of both stages of a row; returns their scales.
-    #[inline(always)]
-    pub fn unpack(self, row: &[u8], levels: &mut [i8], signs: &mut [i8]) -> [f32; 2] {
-        let (body, bits) = row[NORM_BYTES..self.row_bytes()].split_at(self.sign_offset() - NORM_BYTES);
-        for (level, code) in levels[..self.size].iter_mut().zip(self.packing().codes(body)) {
-            *level = self.quantizer().table[usize::from(code)];
-        }
-        unpack_signs(bits, self.quantizer().sign_level, &mut signs[..self.size]);
-        let [first, second] = self.scale_factors();
-        [load_scale(row) * first, load_scale(&row[2..]) * second]
-    }
-
-    /// The stored norms times these are the scales of the levels.
-    pub fn scale_factors(self) -> [f32; 2] {
-        let quantizer = self.quantizer();
-        [1.0 / quantizer.unit(), mean_magnitude(self.size) / f32::from(quantizer.sign_level)]
     }
 }
 
@@ -346,7 +383,7 @@ mod tests {
             let f = Turbo::new(bits, size).unwrap();
             for (x, row) in rows(f, 12) {
                 let (mut levels, mut signs) = (vec![0i8; size], vec![0i8; size]);
-                let scales = f.unpack(&row, &mut levels, &mut signs);
+                let scales = f.stages(&row, &mut levels, &mut signs);
                 let wide: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
                 let rotated = rotation::tests::naive(Rotation::of(size).unwrap(), &wide);
                 let q = f.quantizer();

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::codec::delta::RHO;
+use crate::codec::format::RowFormat;
 use crate::isa::tests::{at_most, others, Noise};
 use crate::isa::{kernels, scalar};
 use crate::rotation::HEAD_SIZES;

@@ -26,11 +26,9 @@ pub mod neon;
 
 use crate::codec::delta::{Chain, Delta, Kind};
 use crate::codec::format::Format;
-use crate::codec::plain::{Plain, BLOCK};
-use crate::codec::polar::{self, Polar};
-use crate::codec::qjl::Qjl;
-use crate::codec::srft::{Srft, SCALE_UNIT};
-use crate::codec::turbo::Turbo;
+use crate::codec::levels::LevelLayout;
+use crate::codec::plain::Plain;
+use crate::codec::polar::Polar;
 use crate::rotation::{Rotation, MAX_HEAD};
 use std::sync::OnceLock;
 
@@ -71,84 +69,6 @@ pub enum Sight {
     Hidden,
     /// Some cells, or with a bias.
     Mixed,
-}
-
-/// Rows that unpack to levels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LevelRows {
-    /// One of ours.
-    Srft(Srft),
-    /// One of ours.
-    Polar(Polar),
-    /// One of ours: levels of stage 1, then signs, each padded to a multiple of 64.
-    Turbo(Turbo),
-    /// One of ours.
-    Qjl(Qjl),
-    /// ggml's, with the number of values.
-    Q8_0(usize),
-    /// ggml's, with the number of values.
-    Q4_0(usize),
-}
-
-impl From<Format> for LevelRows {
-    fn from(format: Format) -> LevelRows {
-        match format {
-            Format::Srft(f) => LevelRows::Srft(f),
-            Format::Polar(f) => LevelRows::Polar(f),
-            Format::Turbo(f) => LevelRows::Turbo(f),
-            Format::Qjl(f) => LevelRows::Qjl(f),
-        }
-    }
-}
-
-impl LevelRows {
-    /// Values of a row of levels.
-    pub fn size(self) -> usize {
-        match self {
-            LevelRows::Srft(f) => f.size(),
-            LevelRows::Polar(f) => f.size(),
-            LevelRows::Turbo(f) => 2 * padded(f.size()),
-            LevelRows::Qjl(f) => padded(f.size()),
-            LevelRows::Q8_0(n) | LevelRows::Q4_0(n) => n,
-        }
-    }
-
-    /// Bytes of a row.
-    pub fn row_bytes(self) -> usize {
-        match self {
-            LevelRows::Srft(f) => f.row_bytes(),
-            LevelRows::Polar(f) => f.row_bytes(),
-            LevelRows::Turbo(f) => f.row_bytes(),
-            LevelRows::Qjl(f) => f.row_bytes(),
-            LevelRows::Q8_0(n) => Plain::Q8_0.row_bytes(n),
-            LevelRows::Q4_0(n) => Plain::Q4_0.row_bytes(n),
-        }
-    }
-
-    /// Values that share a scale: 16 or 32.
-    pub fn group(self) -> usize {
-        match self {
-            LevelRows::Srft(f) => f.group(),
-            LevelRows::Polar(_) => polar::BLOCK,
-            // One scale for all of them, whatever the padding.
-            LevelRows::Turbo(_) | LevelRows::Qjl(_) => BLOCK,
-            LevelRows::Q8_0(_) | LevelRows::Q4_0(_) => BLOCK,
-        }
-    }
-
-    /// (bytes from one f16 scale to the next, the first being at the row's beginning; what they are multiplied by).
-    #[inline]
-    pub fn scale_step(self) -> (usize, f32) {
-        match self {
-            LevelRows::Srft(_) => (2, 1.0 / SCALE_UNIT),
-            LevelRows::Polar(_) => (2, 1.0 / polar::LEVEL_UNIT),
-            // One scale for the whole row: every group reads it.
-            LevelRows::Qjl(f) => (0, f.scale_factor()),
-            LevelRows::Turbo(_) => unreachable!("has two kinds of scales"),
-            LevelRows::Q8_0(_) => (2 + BLOCK, 1.0),
-            LevelRows::Q4_0(_) => (2 + BLOCK / 2, 1.0),
-        }
-    }
 }
 
 /// width / group, without a division.
@@ -239,7 +159,7 @@ pub struct Kernels {
     /// x = R^-1 y.
     pub rotate_back: unsafe fn(&Rotation, &[f32], &mut [f32]),
     /// `n` rows, `stride` bytes apart.
-    pub unpack: unsafe fn(rows: LevelRows, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock),
+    pub unpack: unsafe fn(layout: LevelLayout, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock),
     /// `n` rows of f32, f16 or bf16 to f32 rows of `width`, zero beyond `size`.
     pub widen:
         unsafe fn(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize),
@@ -336,7 +256,7 @@ macro_rules! compile_portable_kernels {
         }
         #[target_feature(enable = $feature)]
         unsafe fn encode_key(f: Delta, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]) {
-            f.encode::<$simd>(x, m, before, row)
+            f.encode_key::<$simd>(x, m, before, row)
         }
         #[target_feature(enable = $feature)]
         unsafe fn follow(d: LevelBlock, cells: usize, first: Kind, m: &[f32], u: &mut [f32]) {
@@ -401,13 +321,14 @@ macro_rules! compile_portable_kernels {
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use compile_portable_kernels;
 
-/// Calls the body with the `Chunks` of a kind of row, `flip` mixed into its levels where there is one. The types that it
+/// Calls the body with the `Chunks` of a packing, `flip` mixed into its levels where there is one. The types that it
 /// names are those of the instruction set that calls it.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! with_chunks {
-    ($kind:expr $(, flip: $flip:expr)?, |$chunks:ident| $body:expr) => {
-        match $kind {
-            $crate::isa::LevelRows::Srft(f) => match f.bits() {
+    ($packing:expr $(, flip: $flip:expr)?, |$chunks:ident| $body:expr) => {{
+        use $crate::codec::levels::Packing;
+        match $packing {
+            Packing::Codes(f) => match f.bits() {
                 8 => {
                     let $chunks = SrftChunks::<8>::new(f $(, $flip)?);
                     $body
@@ -425,11 +346,11 @@ macro_rules! with_chunks {
                     $body
                 }
             },
-            $crate::isa::LevelRows::Polar(f) => {
+            Packing::Angles(f) => {
                 let $chunks = PolarChunks::new(f $(, $flip)?);
                 $body
             }
-            $crate::isa::LevelRows::Turbo(f) => match f.bits() {
+            Packing::CodesAndSigns(f) => match f.bits() {
                 4 => {
                     let $chunks = TurboChunks::<3>::new(f $(, $flip)?);
                     $body
@@ -439,20 +360,20 @@ macro_rules! with_chunks {
                     $body
                 }
             },
-            $crate::isa::LevelRows::Qjl(f) => {
+            Packing::Signs(f) => {
                 let $chunks = Signs::of_qjl(f $(, $flip)?);
                 $body
             }
-            $crate::isa::LevelRows::Q8_0(size) => {
-                let $chunks = BlockChunks::<8> { size $(, flip: $flip)? };
+            Packing::Blocks(f) if f.bits() == 8 => {
+                let $chunks = BlockChunks::<8> { size: f.size() $(, flip: $flip)? };
                 $body
             }
-            $crate::isa::LevelRows::Q4_0(size) => {
-                let $chunks = BlockChunks::<4> { size $(, flip: $flip)? };
+            Packing::Blocks(f) => {
+                let $chunks = BlockChunks::<4> { size: f.size() $(, flip: $flip)? };
                 $body
             }
         }
-    };
+    }};
 }
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use with_chunks;

@@ -1,10 +1,11 @@
 //! The definition of every kernel, in portable Rust. The compiler vectorizes much of it where it may.
 
-use super::{padded, Kernels, LevelBlock, LevelRows, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
+use super::{padded, Kernels, LevelBlock, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
 use crate::codec::delta::{Chain, Delta, Kind};
-use crate::codec::plain::{Plain, BLOCK};
-use crate::codec::polar::{self, Polar};
-use crate::codec::srft::finite;
+use crate::codec::format::RowFormat;
+use crate::codec::levels::LevelLayout;
+use crate::codec::plain::Plain;
+use crate::codec::polar::Polar;
 use crate::lanes::{exp_nonpositive, round_even, Lanes, Simd, LANES};
 use crate::rotation::{Rotation, MAX_HEAD};
 use half::{bf16, f16};
@@ -14,7 +15,7 @@ pub static KERNELS: Kernels = Kernels {
     name: "scalar",
     encode: |f, x, row| f.encode::<Lanes>(x, row),
     decode: |f, row, x| f.decode::<Lanes>(row, x),
-    encode_key: |f, x, m, before, row| f.encode::<Lanes>(x, m, before, row),
+    encode_key: |f, x, m, before, row| f.encode_key::<Lanes>(x, m, before, row),
     follow,
     group: group::<Lanes>,
     chain_scores: chain_scores::<Lanes>,
@@ -42,13 +43,14 @@ pub static KERNELS: Kernels = Kernels {
 ///
 /// # Safety
 /// `data` holds n rows `stride` bytes apart, `out` has room for n cells.
-pub unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, _role: Role, out: LevelBlock) {
+pub unsafe fn unpack(layout: LevelLayout, data: *const u8, stride: usize, n: usize, _role: Role, out: LevelBlock) {
     let mut scales = [0.0f32; MAX_WIDTH / 16];
     for c in 0..n {
         // SAFETY: c < n rows of the promised size, and as many rows of the buffers.
         unsafe {
+            let row = std::slice::from_raw_parts(data.add(c * stride), layout.row_bytes);
             let levels = std::slice::from_raw_parts_mut(out.levels.add(c * out.width), out.width);
-            unpack_row(rows, data.add(c * stride), levels, &mut scales[..out.groups()]);
+            unpack_row(layout, row, levels, &mut scales[..out.groups()]);
             for (g, &s) in scales[..out.groups()].iter().enumerate() {
                 *out.scale_at(c, g) = s;
             }
@@ -56,58 +58,12 @@ pub unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, 
     }
 }
 
-/// One row of [`unpack`].
-///
-/// # Safety
-/// `row` holds a row of that format.
+/// One row of [`unpack`], padded with zeros.
 #[inline]
-pub unsafe fn unpack_row(rows: LevelRows, row: *const u8, levels: &mut [i8], scales: &mut [f32]) {
-    let size = rows.size();
-    levels[size..].fill(0);
-    scales[size / rows.group()..].fill(0.0);
-    match rows {
-        LevelRows::Srft(f) => {
-            // SAFETY: the caller's promise.
-            let row = unsafe { std::slice::from_raw_parts(row, f.row_bytes()) };
-            f.unpack(row, &mut levels[..size], &mut scales[..f.groups()]);
-        }
-        LevelRows::Polar(f) => {
-            // SAFETY: the caller's promise.
-            let row = unsafe { std::slice::from_raw_parts(row, f.row_bytes()) };
-            f.unpack(row, &mut levels[..size], scales);
-        }
-        LevelRows::Turbo(f) => {
-            // SAFETY: the caller's promise.
-            let row = unsafe { std::slice::from_raw_parts(row, f.row_bytes()) };
-            let (first, second) = levels[..size].split_at_mut(size / 2);
-            first[f.size()..].fill(0);
-            second[f.size()..].fill(0);
-            let [level_scale, sign_scale] = f.unpack(row, first, second);
-            let (first, second) = scales[..size / BLOCK].split_at_mut(size / BLOCK / 2);
-            first.fill(level_scale);
-            second.fill(sign_scale);
-        }
-        LevelRows::Qjl(f) => {
-            // SAFETY: the caller's promise.
-            let row = unsafe { std::slice::from_raw_parts(row, f.row_bytes()) };
-            levels[f.size()..].fill(0);
-            let scale = f.unpack(row, levels);
-            scales[..size / BLOCK].fill(scale);
-        }
-        LevelRows::Q8_0(_) | LevelRows::Q4_0(_) => {
-            let eight = matches!(rows, LevelRows::Q8_0(_));
-            let bytes = if eight { 2 + BLOCK } else { 2 + BLOCK / 2 };
-            for b in 0..size / BLOCK {
-                // SAFETY: block b of the row.
-                let block = unsafe { std::slice::from_raw_parts(row.add(b * bytes), bytes) };
-                scales[b] = finite(f16::from_le_bytes([block[0], block[1]]));
-                for (i, level) in levels[b * BLOCK..(b + 1) * BLOCK].iter_mut().enumerate() {
-                    *level =
-                        if eight { block[2 + i] as i8 } else { (block[2 + i % 16] >> (4 * (i / 16)) & 15) as i8 - 8 };
-                }
-            }
-        }
-    }
+pub fn unpack_row(layout: LevelLayout, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
+    levels[layout.values..].fill(0);
+    scales[layout.values / layout.group..].fill(0.0);
+    layout.packing.unpack(row, levels, scales);
 }
 
 /// See [`Kernels::follow`].
@@ -433,7 +389,7 @@ pub unsafe fn polar_scores(
     rows: usize,
     out: *mut f32,
 ) {
-    let len = f.size() / 2 * polar::TABLE;
+    let len = f.table_len();
     for r in 0..rows {
         for c in 0..n {
             // SAFETY: row c, the tables of query r, cell c of its scores.

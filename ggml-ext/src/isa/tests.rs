@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::codec::delta::Delta;
+use crate::codec::format::RowFormat;
+use crate::codec::plain::Blocks;
 use crate::codec::srft::Srft;
 use crate::lanes::Lanes;
 use crate::rotation::HEAD_SIZES;
@@ -109,11 +111,12 @@ proptest! {
     #[test]
     fn any_bytes_unpack_alike(bytes in prop::collection::vec(any::<u8>(), 640 * 3)) {
         for f in all_formats() {
-            unpacks_alike(f.into(), &bytes, f.row_bytes())?;
+            unpacks_alike(f.levels(), &bytes, f.row_bytes())?;
         }
         for size in [32, 64, 96, 128, 160, 512] {
-            unpacks_alike(LevelRows::Q8_0(size), &bytes, size / 32 * 34)?;
-            unpacks_alike(LevelRows::Q4_0(size), &bytes, size / 32 * 18)?;
+            for kind in [Plain::Q8_0, Plain::Q4_0] {
+                unpacks_alike(Blocks::new(kind, size).unwrap().levels(), &bytes, kind.row_bytes(size))?;
+            }
         }
     }
 }
@@ -121,22 +124,22 @@ proptest! {
 struct Block {
     levels: Vec<i8>,
     scales: Vec<f32>,
-    rows: LevelRows,
+    rows: LevelLayout,
 }
 
 impl Block {
-    fn new(rows: LevelRows) -> Block {
+    fn new(rows: LevelLayout) -> Block {
         // Stale contents must not matter.
-        let width = padded(rows.size());
-        Block { levels: vec![77; CELLS * width], scales: vec![1e3; CELLS * width / rows.group()], rows }
+        let width = padded(rows.values);
+        Block { levels: vec![77; CELLS * width], scales: vec![1e3; CELLS * width / rows.group], rows }
     }
 
     fn raw(&mut self) -> LevelBlock {
         LevelBlock {
             levels: self.levels.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
-            width: padded(self.rows.size()),
-            group: self.rows.group(),
+            width: padded(self.rows.values),
+            group: self.rows.group,
         }
     }
 }
@@ -150,8 +153,8 @@ struct Bytes {
 }
 
 impl Bytes {
-    fn new(kernels: &Kernels, rows: LevelRows, queries: &[Vec<f32>]) -> Bytes {
-        let (width, group, count) = (padded(rows.size()), rows.group(), queries.len());
+    fn new(kernels: &Kernels, rows: LevelLayout, queries: &[Vec<f32>]) -> Bytes {
+        let (width, group, count) = (padded(rows.values), rows.group, queries.len());
         let (mut bytes, mut scales) = (vec![99i8; count * width], vec![9.0f32; count * width / group]);
         let mut sums = vec![99; count * width / group];
         let raw = Queries {
@@ -175,7 +178,7 @@ impl Bytes {
     }
 }
 
-fn unpacks_alike(rows: LevelRows, bytes: &[u8], row_bytes: usize) -> Result<(), TestCaseError> {
+fn unpacks_alike(rows: LevelLayout, bytes: &[u8], row_bytes: usize) -> Result<(), TestCaseError> {
     let stride = row_bytes + 7;
     let n = bytes.len() / (stride + 1);
     let n = n.min(3);
@@ -185,9 +188,9 @@ fn unpacks_alike(rows: LevelRows, bytes: &[u8], row_bytes: usize) -> Result<(), 
         scalar::unpack(rows, bytes.as_ptr(), stride, n, Role::Expand, want.raw());
         for k in others() {
             (k.unpack)(rows, bytes.as_ptr(), stride, n, Role::Expand, got.raw());
-            let width = padded(rows.size());
+            let width = padded(rows.values);
             prop_assert_eq!(&got.levels[..n * width], &want.levels[..n * width], "{} {:?}", k.name, rows);
-            for (c, g) in (0..n).flat_map(|c| (0..width / rows.group()).map(move |g| (c, g))) {
+            for (c, g) in (0..n).flat_map(|c| (0..width / rows.group).map(move |g| (c, g))) {
                 prop_assert_eq!(*got.raw().scale_at(c, g), *want.raw().scale_at(c, g), "{} {:?}", k.name, rows);
             }
         }
@@ -208,7 +211,7 @@ fn encoded(f: Srft, n: usize, noise: &mut Noise) -> Vec<u8> {
 fn queries_keep_their_values_and_are_alike_everywhere() {
     let mut noise = Noise::new(4);
     for f in formats() {
-        let rows = LevelRows::Srft(f);
+        let rows = f.levels();
         let mut queries: Vec<Vec<f32>> = (0..3).map(|_| noise.row(f.size())).collect();
         // A large channel, a zero group, and a denormal query.
         queries[0][5] = 1e4;
@@ -243,7 +246,7 @@ fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
     let mut noise = Noise::new(5);
     for f in formats() {
         for (rows, n) in [(1, 64), (3, 37), (8, 5)] {
-            let kind = LevelRows::Srft(f);
+            let kind = f.levels();
             let bytes = encoded(f, n, &mut noise);
             let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(f.size())).collect();
             let mut results = Vec::new();
@@ -281,13 +284,13 @@ fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
 }
 
 /// Scores to the bit and weighted sums closely, of n rows with random queries and weights, in every instruction set.
-fn multiplied_alike(kind: LevelRows, bytes: &[u8], stride: usize, (n, rows): (usize, usize), noise: &mut Noise) {
-    let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(kind.size())).collect();
+fn multiplied_alike(kind: LevelLayout, bytes: &[u8], stride: usize, (n, rows): (usize, usize), noise: &mut Noise) {
+    let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(kind.values)).collect();
     let weights: Vec<f32> = (0..rows * CELLS).map(|i| if i % CELLS < n { noise.uniform() } else { 0.0 }).collect();
     let run = |k: &Kernels| {
         let mut block = Block::new(kind);
         let q = Bytes::new(k, kind, &queries);
-        let (mut scores, mut acc) = (vec![0.0f32; rows * CELLS], vec![0.0f32; rows * padded(kind.size())]);
+        let (mut scores, mut acc) = (vec![0.0f32; rows * CELLS], vec![0.0f32; rows * padded(kind.values)]);
         // SAFETY: buffers of the promised shapes, kernels of this CPU.
         unsafe {
             (k.unpack)(kind, bytes.as_ptr(), stride, n, Role::Dot, block.raw());
@@ -314,7 +317,7 @@ fn multiplied_alike(kind: LevelRows, bytes: &[u8], stride: usize, (n, rows): (us
 fn dots_and_weighing_of_block_rows_agree_with_scalar() {
     let mut noise = Noise::new(15);
     for (size, eight) in [(64, true), (64, false), (96, true), (160, false), (256, true)] {
-        let kind = if eight { LevelRows::Q8_0(size) } else { LevelRows::Q4_0(size) };
+        let kind = Blocks::new(if eight { Plain::Q8_0 } else { Plain::Q4_0 }, size).unwrap().levels();
         let stride = size / 32 * if eight { 34 } else { 18 };
         let (n, rows) = (29, 4);
         let mut bytes: Vec<u8> = (0..n * stride).map(|_| noise.bits() as u8).collect();
@@ -333,7 +336,7 @@ fn weighing_agrees_with_f64() {
     let mut noise = Noise::new(6);
     for f in formats() {
         for rows in 1..=9 {
-            let (n, width, kind) = (21, padded(f.size()), LevelRows::Srft(f));
+            let (n, width, kind) = (21, padded(f.size()), f.levels());
             let bytes = encoded(f, n, &mut noise);
             // Attention leaves no weight on cells that are not there.
             let weights: Vec<f32> =
@@ -386,11 +389,11 @@ fn weighing_keeps_the_cells_beside_a_sink() {
         }
     }
     for k in tried() {
-        let mut block = Block::new(LevelRows::Srft(f));
+        let mut block = Block::new(f.levels());
         let mut acc = [0.0f32; 64];
         // SAFETY: buffers of the promised shapes, kernels of this CPU.
         unsafe {
-            (k.unpack)(LevelRows::Srft(f), bytes.as_ptr(), f.row_bytes(), CELLS, Role::Weigh, block.raw());
+            (k.unpack)(f.levels(), bytes.as_ptr(), f.row_bytes(), CELLS, Role::Weigh, block.raw());
             (k.weigh_levels)(block.raw(), CELLS, weights.as_ptr(), 1, acc.as_mut_ptr());
         }
         let error: f64 = acc.iter().zip(&want).map(|(&a, b)| (a as f64 - b).powi(2)).sum();
@@ -499,9 +502,9 @@ fn rotations_agree_with_scalar_to_the_bit() {
 fn levels_expand_exactly() {
     let mut noise = Noise::new(21);
     for f in all_formats() {
-        let (kind, stride, n) = (LevelRows::from(f), f.row_bytes(), 29);
+        let (kind, stride, n) = (f.levels(), f.row_bytes(), 29);
         let bytes = encoded_rows(f, n, &mut noise);
-        let width = padded(kind.size());
+        let width = padded(kind.values);
         let run = |k: &Kernels| {
             let (mut block, mut out) = (Block::new(kind), vec![7.0f32; n * width]);
             // SAFETY: n rows, buffers of the padded width, kernels of this CPU.
@@ -593,7 +596,7 @@ fn row_helpers_agree_with_scalar_to_the_bit() {
 
 /// Every row format of ours at every head size.
 fn all_formats() -> impl Iterator<Item = Format> {
-    table::concrete().filter_map(table::Concrete::format)
+    table::concrete().map(table::Concrete::format)
 }
 
 fn polar_formats() -> impl Iterator<Item = Polar> {
@@ -614,7 +617,7 @@ fn encoded_rows(f: Format, n: usize, noise: &mut Noise) -> Vec<u8> {
 fn levels_of_every_format_are_multiplied_alike() {
     let mut noise = Noise::new(17);
     for f in all_formats() {
-        let (kind, stride, n, rows) = (LevelRows::from(f), f.row_bytes(), 29, 3);
+        let (kind, stride, n, rows) = (f.levels(), f.row_bytes(), 29, 3);
         let bytes = encoded_rows(f, n, &mut noise);
         multiplied_alike(kind, &bytes, stride, (n, rows), &mut noise);
     }
@@ -627,7 +630,7 @@ fn polar_scores_agree_with_scalar_to_the_bit_and_with_f64() {
         for (rows, n) in [(1, 64), (3, 37), (8, 5)] {
             let bytes = encoded_rows(Format::Polar(f), n, &mut noise);
             let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(f.size())).collect();
-            let len = f.size() / 2 * polar::TABLE;
+            let len = f.table_len();
             let run = |k: &Kernels| {
                 let (mut tables, mut out) = (vec![0.0f32; rows * len], vec![7.0f32; rows * CELLS]);
                 // SAFETY: buffers of the promised shapes, kernels of this CPU.

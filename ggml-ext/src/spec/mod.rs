@@ -79,11 +79,7 @@ impl fmt::Display for Side {
 impl Family {
     /// May it hold this side?
     pub fn serves(&self, side: Side) -> bool {
-        if side == Side::K {
-            self.serves_k
-        } else {
-            self.serves_v
-        }
+        side == Side::K || self.sides.serve_v()
     }
 }
 
@@ -159,7 +155,12 @@ impl Member {
             return Ok(());
         }
         let others: Vec<_> = table::families().iter().filter(|f| f.serves(side)).map(|f| f.name).collect();
-        Err(format!("{} is not for {side} ({}): use {} or ggml's own", family.name, family.refusal, others.join(", ")))
+        Err(format!(
+            "{} is not for {side} ({}): use {} or ggml's own",
+            family.name,
+            family.sides.refusal(),
+            others.join(", ")
+        ))
     }
 
     /// The id of the type that a layer's tensor gets.

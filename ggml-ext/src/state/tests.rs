@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::codec::delta::{Delta, Kind};
+use crate::codec::format::RowFormat;
 use crate::isa::tests::Noise;
 use proptest::prelude::*;
 
@@ -191,10 +192,7 @@ fn head_of(f: Delta, bytes: &[u8], head: usize) -> Vec<f32> {
 }
 
 fn deltas() -> impl Iterator<Item = (i32, Delta)> {
-    table::concrete().filter_map(|c| match c.storage() {
-        Storage::Grouped(f) => Some((c.id(), f)),
-        Storage::Alone(_) => None,
-    })
+    table::concrete().filter_map(|c| Some((c.id(), c.format().grouped()?)))
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! What a tensor may touch, and where the groups of its rows lie. tests/guard_pages.rs has the ops.
 
 use super::*;
+use crate::attention::side::KvSide;
 use crate::codec::delta::Delta;
+use crate::codec::format::RowFormat;
+use crate::groups::Layout;
 
 const HEADS: usize = 3;
 const CELLS: usize = 100;
@@ -9,8 +12,7 @@ const STREAMS: usize = 2;
 
 fn delta() -> (Concrete, Delta) {
     let Some(Entry::Concrete(c)) = table::by_name("delta4_128") else { panic!("there is such a type") };
-    let Storage::Grouped(f) = c.storage() else { panic!("its cells are coded together") };
-    (c, f)
+    (c, c.format().grouped().expect("its cells are coded together"))
 }
 
 /// A cache that is nowhere: nothing here looks at memory.
@@ -129,7 +131,7 @@ fn attention_to_cells_that_are_not_in_a_row_is_refused() {
         ("stay within a stream", Box::new(|t| t.ne[1] = CELLS as i64 + 1)),
         ("overlap", Box::new(|t| t.nb[1] = 0)),
     ];
-    all_refused(view(0, CELLS), changes, |t| Side::new(t, "K").map(drop));
+    all_refused(view(0, CELLS), changes, |t| KvSide::new(t, "K").map(drop));
 }
 
 #[test]
@@ -142,10 +144,10 @@ fn a_part_of_a_row_is_a_view_or_nothing() {
     // ggml counts the last row as 512/576 of one, and all of it is read.
     let part = Tensor { ne: [512, 10, 1, 1], ..whole };
     let seen = View { row_bytes: row, rows: 10, data: whole.data, bytes, ..View::default() };
-    assert!(Side::new(&whole, "V").is_ok());
-    assert!(Side::new(&Tensor { view: seen, ..part }, "V").is_ok());
-    assert!(Side::new(&Tensor { view: View { bytes: bytes - 1, ..seen }, ..part }, "V").is_err());
-    let reason = Side::new(&part, "V").err().unwrap();
+    assert!(KvSide::new(&whole, "V").is_ok());
+    assert!(KvSide::new(&Tensor { view: seen, ..part }, "V").is_ok());
+    assert!(KvSide::new(&Tensor { view: View { bytes: bytes - 1, ..seen }, ..part }, "V").is_err());
+    let reason = KvSide::new(&part, "V").err().unwrap();
     assert!(reason.contains("must be a view"), "{reason}");
 }
 

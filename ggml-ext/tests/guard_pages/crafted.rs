@@ -7,6 +7,7 @@
 use super::memory::*;
 use ggml_ext::attention::AttentionOp;
 use ggml_ext::ffi;
+use ggml_ext::spec::Side;
 use ggml_ext::table::Concrete;
 use ggml_ext::tensor::Tensor;
 
@@ -89,7 +90,7 @@ pub fn all(c: Concrete, number: usize) {
     let answered = Guarded::new(4 * size * heads * 2 * streams);
     let answer = as_view(&answered, answered.tensor(F32, 4, 4 * size, [size, heads, 2, streams]));
     let ours = cache.attended(cells);
-    let (k, v) = if c.family.serves_k { (ours, other.attended(cells)) } else { (other.attended(cells), ours) };
+    let (k, v) = if c.family.serves(Side::K) { (ours, other.attended(cells)) } else { (other.attended(cells), ours) };
     let mut operands =
         [cache.merged(), cache.by_head(), source, index, result, floats, q, scores, k, v, mask, sinks, answer];
 
@@ -129,7 +130,7 @@ pub fn all(c: Concrete, number: usize) {
                 (ffi::ggml_ext_get_rows(result, merged, index, 0, 1), &[4, 0, 3]),
                 (ffi::ggml_ext_copy(floats, by_head, 0, 1), &[5, 1]),
                 (ffi::ggml_ext_copy(by_head, floats, 0, 1), &[1, 5]),
-                (!c.family.serves_k || ffi::ggml_ext_mul_mat(k, q, scores, 0, 1), &[8, 6, 7]),
+                (!c.family.serves(Side::K) || ffi::ggml_ext_mul_mat(k, q, scores, 0, 1), &[8, 6, 7]),
                 (attended, &[6, 8, 9, 10, 11, 12]),
             ]
         };
@@ -137,7 +138,7 @@ pub fn all(c: Concrete, number: usize) {
             assert!(done || trial > 0, "op {i} on {} is refused as it is", c.name());
             let (was, is) = (changed.iter().map(|c| before[c.0]).collect::<Vec<_>>(), &changed);
             assert!(
-                !done || !refused(used) || (i == 4 && !c.family.serves_k),
+                !done || !refused(used) || (i == 4 && !c.family.serves(Side::K)),
                 "op {i} on {}: {is:?} {was:?}",
                 c.name()
             );

@@ -3,6 +3,7 @@
 use super::memory::*;
 use ggml_ext::attention::AttentionOp;
 use ggml_ext::ffi;
+use ggml_ext::spec::Side;
 use ggml_ext::table::Concrete;
 use ggml_ext::tensor::Tensor;
 use std::ffi::c_int;
@@ -21,7 +22,7 @@ pub fn all(c: Concrete, number: usize) {
     rows_alone(c);
     rows_of_cache(c, number);
     copies(c, number);
-    if c.family.serves_k {
+    if c.family.serves(Side::K) {
         scores(c, number);
     }
     attentions(c, number);
@@ -157,7 +158,7 @@ fn scores(c: Concrete, number: usize) {
 fn attentions(c: Concrete, number: usize) {
     let (own, size) = (Rows::Ours(c), c.head_size);
     let mut pairs = Vec::new();
-    if c.family.serves_k && c.family.serves_v {
+    if c.family.serves(Side::V) {
         pairs.push((own, own));
     }
     let blocks = size % 32 == 0;
@@ -166,8 +167,8 @@ fn attentions(c: Concrete, number: usize) {
             continue;
         }
         let other = Rows::Ggml(kind, size);
-        pairs.extend(c.family.serves_k.then_some((own, other)));
-        pairs.extend(c.family.serves_v.then_some((other, own)));
+        pairs.extend(c.family.serves(Side::K).then_some((own, other)));
+        pairs.extend(c.family.serves(Side::V).then_some((other, own)));
     }
     for (i, (k, v)) in pairs.into_iter().enumerate() {
         let cells = CELLS[(number + i) % CELLS.len()];
@@ -185,7 +186,7 @@ fn attentions(c: Concrete, number: usize) {
         }
     }
     // MLA: V is the first values of K's rows.
-    if size == 576 && c.family.serves_k && c.family.serves_v {
+    if size == 576 && c.family.serves(Side::V) {
         let k = Cache::new(own, 1, 67, 1);
         let v = Tensor { ne: [512, 67, 1, 1], ..k.attended(67) };
         attend(&k.attended(67), &v, 512, Attended { queries: 1, group: 16, half_queries: false, options: 1 }, 2);

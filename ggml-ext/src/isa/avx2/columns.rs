@@ -8,8 +8,10 @@ use super::polar::PolarChunks;
 use super::products::Products;
 use super::signs::{Signs, TurboChunks};
 use super::unpack::{code_bytes, nibble_levels, table, BlockChunks, Chunks, Rows, SrftChunks};
+use crate::codec::format::RowFormat;
+use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, with_chunks, LevelBlock, LevelRows, Queries, CELLS};
+use crate::isa::{by_rows, with_chunks, LevelBlock, Queries, CELLS};
 use std::arch::x86_64::*;
 use std::sync::atomic::{compiler_fence, Ordering};
 
@@ -22,9 +24,9 @@ const EIGHT: usize = 8;
 pub(super) unsafe fn unpack(rows: Rows, bias: u8, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
-        match rows.kind {
-            LevelRows::Srft(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, bias, out),
-            kind => with_chunks!(kind, flip: bias, |chunks| unpack_levels(chunks, rows, out)),
+        match rows.layout.packing {
+            Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, bias, out),
+            packing => with_chunks!(packing, flip: bias, |chunks| unpack_levels(chunks, rows, out)),
         }
     }
 }

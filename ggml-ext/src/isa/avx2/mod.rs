@@ -20,7 +20,7 @@ mod unpack;
 use super::{compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, Matrix, Queries, Sight, CELLS};
 use crate::codec::delta::{Chain, Delta, Kind};
-use crate::codec::format::Format;
+use crate::codec::format::{Format, RowFormat};
 use crate::codec::polar::Polar;
 use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;

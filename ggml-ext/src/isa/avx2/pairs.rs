@@ -14,8 +14,10 @@ use super::polar::PolarChunks;
 use super::products::Products;
 use super::signs::{Signs, TurboChunks};
 use super::unpack::{code_bytes, nibble_levels, table, BlockChunks, Chunks, Rows, SrftChunks};
+use crate::codec::format::RowFormat;
+use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, with_chunks, LevelBlock, LevelRows, BUNDLE, CELLS};
+use crate::isa::{by_rows, with_chunks, LevelBlock, BUNDLE, CELLS};
 use std::arch::x86_64::*;
 
 /// The largest 16-bit weight. CELLS of them times a level of 128 stay within 32 bits.
@@ -30,9 +32,9 @@ const EIGHTS: usize = CELLS / 8;
 pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
-        match rows.kind {
-            LevelRows::Srft(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
-            kind => with_chunks!(kind, flip: 0, |chunks| unpack_levels(chunks, rows, out)),
+        match rows.layout.packing {
+            Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
+            packing => with_chunks!(packing, flip: 0, |chunks| unpack_levels(chunks, rows, out)),
         }
     }
 }

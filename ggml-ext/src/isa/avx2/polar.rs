@@ -1,6 +1,7 @@
 //! Polar rows: their levels, two blocks at a time, and scores by the tables of queries, eight cells in the lanes.
 
 use super::unpack::Chunks;
+use crate::codec::format::RowFormat;
 use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE, UPPER_BITS};
 use crate::codec::srft::finite;
 use crate::isa::CELLS;

@@ -1,6 +1,7 @@
 //! Rows that hold signs: qjl1, and the second half of turbo's.
 
 use super::unpack::{spread_bits, Chunks, SrftChunks};
+use crate::codec::format::RowFormat;
 use crate::codec::qjl::{self, Qjl};
 use crate::codec::turbo::{Turbo, NORM_BYTES};
 use crate::isa::padded;

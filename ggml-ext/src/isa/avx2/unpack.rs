@@ -6,17 +6,18 @@
 use super::polar::PolarChunks;
 use super::signs::{Signs, TurboChunks};
 use super::{columns, pairs};
+use crate::codec::format::RowFormat;
+use crate::codec::levels::{LevelLayout, Scales};
 use crate::codec::plain::BLOCK;
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
-use crate::codec::turbo::Turbo;
-use crate::isa::{with_chunks, LevelBlock, LevelRows, Role, BUNDLE, MAX_ROW_BYTES};
+use crate::isa::{with_chunks, LevelBlock, Role, BUNDLE, MAX_ROW_BYTES};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 /// See [`crate::isa::Kernels::unpack`]; BIAS is mixed into the levels of scores.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn unpack<const BIAS: u8>(
-    rows: LevelRows,
+    layout: LevelLayout,
     data: *const u8,
     stride: usize,
     n: usize,
@@ -26,16 +27,16 @@ pub(super) unsafe fn unpack<const BIAS: u8>(
     let (whole, rest) = (n / BUNDLE * BUNDLE, n % BUNDLE);
     // SAFETY: the caller's promise is passed on; the block has room for whole bundles.
     unsafe {
-        unpack_bundles::<BIAS>(Rows { kind: rows, data, stride, n: whole }, role, 0, out);
+        unpack_bundles::<BIAS>(Rows { layout, data, stride, n: whole }, role, 0, out);
         if rest > 0 {
             // A copy of the last rows makes one more bundle, whose other rows are nobody's.
             let mut copy = MaybeUninit::<[u8; BUNDLE * MAX_ROW_BYTES]>::uninit();
-            let (copy, bytes) = (copy.as_mut_ptr().cast::<u8>(), rows.row_bytes());
+            let (copy, bytes) = (copy.as_mut_ptr().cast::<u8>(), layout.row_bytes);
             for i in 0..BUNDLE {
                 let row = data.add((whole + i.min(rest - 1)) * stride);
                 std::ptr::copy_nonoverlapping(row, copy.add(i * bytes), bytes);
             }
-            unpack_bundles::<BIAS>(Rows { kind: rows, data: copy, stride: bytes, n: BUNDLE }, role, whole, out);
+            unpack_bundles::<BIAS>(Rows { layout, data: copy, stride: bytes, n: BUNDLE }, role, whole, out);
         }
     }
 }
@@ -140,7 +141,7 @@ impl<const BITS: u32> Chunks for BlockChunks<BITS> {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack_rows(rows: Rows, out: LevelBlock) {
-    with_chunks!(rows.kind, flip: 0, |chunks| {
+    with_chunks!(rows.layout.packing, flip: 0, |chunks| {
         for c in 0..rows.n {
             for chunk in 0..out.width / 32 {
                 // SAFETY: a chunk of row c, and room for it.
@@ -156,7 +157,7 @@ unsafe fn unpack_rows(rows: Rows, out: LevelBlock) {
 /// Packed rows of one kind, whole bundles of them.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
-    pub kind: LevelRows,
+    pub layout: LevelLayout,
     pub data: *const u8,
     pub stride: usize,
     pub n: usize,
@@ -174,12 +175,12 @@ impl Rows {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(self, out: LevelBlock) {
-        if let LevelRows::Turbo(f) = self.kind {
+        let (step, unit) = match self.layout.scales {
+            Scales::PerGroup { step, unit } => (step, unit),
             // SAFETY: the caller's promise is passed on.
-            return unsafe { self.turbo_scales(f, out) };
-        }
-        let groups = self.kind.size() / self.kind.group();
-        let (step, unit) = self.kind.scale_step();
+            Scales::PerHalf(units) => return unsafe { self.scales_per_half(units, out) },
+        };
+        let groups = self.layout.values / self.layout.group;
         for first in (0..self.n).step_by(8) {
             // SAFETY: eight rows and as many cells of the block.
             unsafe {
@@ -202,8 +203,8 @@ impl Rows {
     /// Two scales a row: that of the levels for the first half of the groups, that of the signs for the second.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn turbo_scales(self, f: Turbo, out: LevelBlock) {
-        let (half, [of_levels, of_signs]) = (out.groups() / 2, f.scale_factors());
+    unsafe fn scales_per_half(self, [of_levels, of_signs]: [f32; 2], out: LevelBlock) {
+        let half = out.groups() / 2;
         for first in (0..self.n).step_by(8) {
             // SAFETY: eight rows and as many cells of the block.
             unsafe {

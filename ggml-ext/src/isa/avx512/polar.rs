@@ -6,6 +6,7 @@
 
 use super::columns::words_of_4;
 use super::unpack::{expect, finite_halves, forget, sixteens, whole_bundle, Chunks};
+use crate::codec::format::RowFormat;
 use crate::codec::polar::{Polar, BLOCK, COSINES, FIXED_WEIGHTS, PAIRS, TABLE, UPPER_BITS};
 use crate::isa::{by_rows, BUNDLE, CELLS, MAX_ROW_BYTES};
 use crate::rotation::MAX_HEAD;

@@ -12,8 +12,10 @@ use super::polar::PolarChunks;
 use super::signs::{Signs, TurboChunks};
 use super::unpack::{code_bytes, forget, table, BlockChunks, Chunks, Rows, SrftChunks};
 use super::BIAS;
+use crate::codec::format::RowFormat;
+use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, with_chunks, LevelBlock, LevelRows, BUNDLE, CELLS};
+use crate::isa::{by_rows, with_chunks, LevelBlock, BUNDLE, CELLS};
 use std::arch::asm;
 use std::arch::x86_64::*;
 
@@ -26,9 +28,9 @@ const LARGEST: f32 = 32512.0;
 pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
-        match rows.kind {
-            LevelRows::Srft(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
-            kind => with_chunks!(kind, flip: BIAS, |chunks| unpack_levels(chunks, rows, out)),
+        match rows.layout.packing {
+            Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
+            packing => with_chunks!(packing, flip: BIAS, |chunks| unpack_levels(chunks, rows, out)),
         }
     }
 }

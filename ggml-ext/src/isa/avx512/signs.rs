@@ -1,6 +1,7 @@
 //! Rows that hold signs: qjl1, and the second half of turbo's. 64 sign bits are one mask register.
 
 use super::unpack::{Chunks, SrftChunks};
+use crate::codec::format::RowFormat;
 use crate::codec::qjl::{self, Qjl};
 use crate::codec::turbo::{Turbo, NORM_BYTES};
 use crate::isa::padded;

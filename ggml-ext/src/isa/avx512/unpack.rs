@@ -7,24 +7,32 @@ use super::columns::{self, words_of_4};
 use super::polar::PolarChunks;
 use super::quads;
 use super::signs::{Signs, TurboChunks};
+use crate::codec::format::RowFormat;
+use crate::codec::levels::{LevelLayout, Scales};
 use crate::codec::plain::BLOCK;
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
-use crate::codec::turbo::Turbo;
-use crate::isa::{with_chunks, LevelBlock, LevelRows, Role, BUNDLE, CELLS, MAX_ROW_BYTES};
+use crate::isa::{with_chunks, LevelBlock, Role, BUNDLE, CELLS, MAX_ROW_BYTES};
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
-pub(super) unsafe fn unpack(rows: LevelRows, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock) {
+pub(super) unsafe fn unpack(
+    layout: LevelLayout,
+    data: *const u8,
+    stride: usize,
+    n: usize,
+    role: Role,
+    out: LevelBlock,
+) {
     let (whole, rest) = (n / BUNDLE * BUNDLE, n % BUNDLE);
     // SAFETY: the caller's promise is passed on; the block has room for whole bundles.
     unsafe {
-        unpack_bundles(Rows { kind: rows, data, stride, n: whole }, role, 0, out);
+        unpack_bundles(Rows { layout, data, stride, n: whole }, role, 0, out);
         if rest > 0 {
             let mut copy = MaybeUninit::uninit();
-            let (data, stride) = whole_bundle(data.add(whole * stride), stride, rest, rows.row_bytes(), &mut copy);
-            unpack_bundles(Rows { kind: rows, data, stride, n: BUNDLE }, role, whole, out);
+            let (data, stride) = whole_bundle(data.add(whole * stride), stride, rest, layout.row_bytes, &mut copy);
+            unpack_bundles(Rows { layout, data, stride, n: BUNDLE }, role, whole, out);
         }
         // Sums are taken over whole blocks: what is not there counts nothing.
         for c in (n.next_multiple_of(BUNDLE)..CELLS).step_by(BUNDLE) {
@@ -151,7 +159,7 @@ impl<const BITS: u32> Chunks for BlockChunks<BITS> {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
 unsafe fn unpack_rows(rows: Rows, out: LevelBlock) {
-    with_chunks!(rows.kind, flip: 0, |chunks| {
+    with_chunks!(rows.layout.packing, flip: 0, |chunks| {
         for c in 0..rows.n {
             for chunk in 0..out.width / 64 {
                 // SAFETY: a chunk of row c, and room for it.
@@ -167,7 +175,7 @@ unsafe fn unpack_rows(rows: Rows, out: LevelBlock) {
 /// Packed rows of one kind, whole bundles of them.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
-    pub kind: LevelRows,
+    pub layout: LevelLayout,
     pub data: *const u8,
     pub stride: usize,
     pub n: usize,
@@ -184,19 +192,19 @@ impl Rows {
     /// See [`expect`].
     #[inline(always)]
     pub fn expect<const COUNT: usize>(self, first: usize) {
-        expect::<COUNT>(self.data.wrapping_add(first * self.stride), self.stride, self.kind.row_bytes());
+        expect::<COUNT>(self.data.wrapping_add(first * self.stride), self.stride, self.layout.row_bytes);
     }
 
     /// The scales of all rows, sixteen rows at a time.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
     pub unsafe fn scales(self, out: LevelBlock) {
-        if let LevelRows::Turbo(f) = self.kind {
+        let (step, unit) = match self.layout.scales {
+            Scales::PerGroup { step, unit } => (step, unit),
             // SAFETY: the caller's promise is passed on.
-            return unsafe { self.turbo_scales(f, out) };
-        }
-        let groups = self.kind.size() / self.kind.group();
-        let (step, unit) = self.kind.scale_step();
+            Scales::PerHalf(units) => return unsafe { self.scales_per_half(units, out) },
+        };
+        let groups = self.layout.values / self.layout.group;
         for first in (0..self.n).step_by(BUNDLE) {
             // SAFETY: a bundle of rows and of the block; fourteen bytes of codes at least follow neighbouring scales.
             unsafe {
@@ -237,8 +245,8 @@ impl Rows {
     /// Two scales a row: that of the levels for the first half of the groups, that of the signs for the second.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-    unsafe fn turbo_scales(self, f: Turbo, out: LevelBlock) {
-        let (groups, [of_levels, of_signs]) = (out.groups(), f.scale_factors());
+    unsafe fn scales_per_half(self, [of_levels, of_signs]: [f32; 2], out: LevelBlock) {
+        let groups = out.groups();
         for first in (0..self.n).step_by(BUNDLE) {
             // SAFETY: a bundle of rows and of the block.
             unsafe {

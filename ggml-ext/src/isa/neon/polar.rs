@@ -5,6 +5,7 @@
 //! which all queries share: the table is two registers, of 8 directions one.
 
 use super::unpack::{finite_scales, Chunks, Levels};
+use crate::codec::format::RowFormat;
 use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE, UPPER_BITS};
 use crate::isa::{by_rows, BUNDLE, CELLS};
 use std::arch::aarch64::*;

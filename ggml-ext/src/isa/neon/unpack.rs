@@ -6,10 +6,11 @@
 use super::polar::PolarChunks;
 use super::products::fcvtl;
 use super::signs::{Signs, TurboChunks};
+use crate::codec::format::RowFormat;
+use crate::codec::levels::{LevelLayout, Packing, Scales};
 use crate::codec::plain::BLOCK;
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
-use crate::codec::turbo::Turbo;
-use crate::isa::{with_chunks, LevelBlock, LevelRows, Role, BUNDLE, MAX_ROW_BYTES};
+use crate::isa::{with_chunks, LevelBlock, Role, BUNDLE, MAX_ROW_BYTES};
 use std::arch::aarch64::*;
 use std::mem::MaybeUninit;
 
@@ -34,7 +35,7 @@ pub(super) trait Forms {
 /// See [`crate::isa::Kernels::unpack`].
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn unpack<F: Forms>(
-    rows: LevelRows,
+    layout: LevelLayout,
     data: *const u8,
     stride: usize,
     n: usize,
@@ -44,16 +45,16 @@ pub(super) unsafe fn unpack<F: Forms>(
     let (whole, rest) = (n / BUNDLE * BUNDLE, n % BUNDLE);
     // SAFETY: the caller's promise is passed on; the block has room for whole bundles.
     unsafe {
-        unpack_bundles::<F>(Rows { kind: rows, data, stride, n: whole }, role, 0, out);
+        unpack_bundles::<F>(Rows { layout, data, stride, n: whole }, role, 0, out);
         if rest > 0 {
             // A copy of the last rows makes one more bundle, whose other rows are nobody's.
             let mut copy = MaybeUninit::<[u8; BUNDLE * MAX_ROW_BYTES]>::uninit();
-            let (copy, bytes) = (copy.as_mut_ptr().cast::<u8>(), rows.row_bytes());
+            let (copy, bytes) = (copy.as_mut_ptr().cast::<u8>(), layout.row_bytes);
             for i in 0..BUNDLE {
                 let row = data.add((whole + i.min(rest - 1)) * stride);
                 std::ptr::copy_nonoverlapping(row, copy.add(i * bytes), bytes);
             }
-            unpack_bundles::<F>(Rows { kind: rows, data: copy, stride: bytes, n: BUNDLE }, role, whole, out);
+            unpack_bundles::<F>(Rows { layout, data: copy, stride: bytes, n: BUNDLE }, role, whole, out);
         }
     }
 }
@@ -177,7 +178,7 @@ impl<const BITS: u32> Chunks for BlockChunks<BITS> {
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn unpack_rows(rows: Rows, out: LevelBlock) {
-    with_chunks!(rows.kind, |chunks| {
+    with_chunks!(rows.layout.packing, |chunks| {
         for c in 0..rows.n {
             for chunk in 0..out.width / 32 {
                 // SAFETY: a chunk of row c, and room for it.
@@ -202,9 +203,9 @@ pub(super) unsafe fn unpack_turned<const N: usize>(
 ) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
-        match rows.kind {
-            LevelRows::Srft(f) if f.bits() == 4 && f.size().is_multiple_of(64) => turn_nibbles(rows, f, out, turn),
-            kind => with_chunks!(kind, |chunks| turn_levels(chunks, rows, out, turn)),
+        match rows.layout.packing {
+            Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => turn_nibbles(rows, f, out, turn),
+            packing => with_chunks!(packing, |chunks| turn_levels(chunks, rows, out, turn)),
         }
     }
 }
@@ -270,7 +271,7 @@ unsafe fn turn_levels<const N: usize>(
 /// Packed rows of one kind, whole bundles of them.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
-    pub kind: LevelRows,
+    pub layout: LevelLayout,
     pub data: *const u8,
     pub stride: usize,
     pub n: usize,
@@ -288,12 +289,12 @@ impl Rows {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn scales(self, out: LevelBlock) {
-        if let LevelRows::Turbo(f) = self.kind {
+        let (step, unit) = match self.layout.scales {
+            Scales::PerGroup { step, unit } => (step, unit),
             // SAFETY: the caller's promise is passed on.
-            return unsafe { self.turbo_scales(f, out) };
-        }
-        let groups = self.kind.size() / self.kind.group();
-        let (step, unit) = self.kind.scale_step();
+            Scales::PerHalf(units) => return unsafe { self.scales_per_half(units, out) },
+        };
+        let groups = self.layout.values / self.layout.group;
         for first in (0..self.n).step_by(4) {
             // SAFETY: four rows and as many cells of the block.
             unsafe {
@@ -315,8 +316,8 @@ impl Rows {
     /// Two scales a row: that of the levels for the first half of the groups, that of the signs for the second.
     #[inline]
     #[target_feature(enable = "neon")]
-    unsafe fn turbo_scales(self, f: Turbo, out: LevelBlock) {
-        let (half, [of_levels, of_signs]) = (out.groups() / 2, f.scale_factors());
+    unsafe fn scales_per_half(self, [of_levels, of_signs]: [f32; 2], out: LevelBlock) {
+        let half = out.groups() / 2;
         for first in (0..self.n).step_by(4) {
             // SAFETY: four rows and as many cells of the block.
             unsafe {

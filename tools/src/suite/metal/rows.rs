@@ -1,6 +1,7 @@
 //! kv_set_rows and kv_get_rows against the definition of the formats.
 
 use anyhow::{ensure, Context, Result};
+use ggml_ext::codec::format::RowFormat;
 use ggml_ext::codec::srft::Srft;
 use ggml_ext::lanes::Lanes;
 use ggml_ext::rotation::HEAD_SIZES;

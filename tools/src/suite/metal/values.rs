@@ -2,11 +2,12 @@
 
 use anyhow::{Context, Result};
 use ggml_ext::codec::format::Format;
+use ggml_ext::codec::format::RowFormat;
 use ggml_ext::codec::srft::Srft;
 use ggml_ext::groups;
 use ggml_ext::isa::kernels;
 use ggml_ext::lanes::Lanes;
-use ggml_ext::table::{self, Concrete, Entry, Storage};
+use ggml_ext::table::{self, Concrete, Entry};
 use half::{bf16, f16};
 
 /// xorshift: the same numbers in every run.
@@ -40,9 +41,9 @@ pub fn concrete(family: &str, size: usize) -> Result<Concrete> {
     }
 }
 
-/// The row format of a family whose rows stand alone.
+/// The row format of a family.
 pub fn format(family: &str, size: usize) -> Result<Format> {
-    concrete(family, size)?.format().with_context(|| format!("rows of {family} do not stand alone"))
+    Ok(concrete(family, size)?.format())
 }
 
 /// The same of one of srft's.
@@ -105,7 +106,7 @@ pub fn store_cells(name: &str, size: usize, x: &mut [f32], side: Side, rows: &mu
         }
         return Ok(());
     }
-    let Storage::Grouped(format) = concrete(name, size)?.storage() else {
+    let Some(format) = concrete(name, size)?.format().grouped() else {
         return Err(anyhow::anyhow!("{name} has no groups"));
     };
     let bytes = format.row_bytes();

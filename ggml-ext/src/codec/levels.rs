@@ -1,0 +1,67 @@
+//! What a stored row unpacks to, whatever its family: levels and scales.
+
+use super::plain::Blocks;
+use super::polar::Polar;
+use super::qjl::Qjl;
+use super::srft::Srft;
+use super::turbo::Turbo;
+
+/// The levels of a row: how many, where their scales are and how they are packed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LevelLayout {
+    /// Levels of a row.
+    pub values: usize,
+    /// Levels that share a scale: 16 or 32.
+    pub group: usize,
+    /// Bytes from the beginning of a row that unpacking reads.
+    pub row_bytes: usize,
+    /// Where the scales are.
+    pub scales: Scales,
+    /// How levels are packed.
+    pub packing: Packing,
+}
+
+/// Where the f16 scales of a row are, and what they are multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scales {
+    /// One for each group, the first at the row's beginning, with so many bytes from one to the next; 0 where all groups
+    /// have the same.
+    PerGroup {
+        /// Bytes from one to the next.
+        step: usize,
+        /// The factor.
+        unit: f32,
+    },
+    /// Two at the row's beginning: one for the first half of the groups, one for the second.
+    PerHalf([f32; 2]),
+}
+
+/// How levels are packed: each instruction set has an unpacker for each of these. Families may share one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// Codes behind the scales, which a table turns into levels.
+    Codes(Srft),
+    /// Codes, and from the middle on signs; each part padded to a multiple of 64 levels.
+    CodesAndSigns(Turbo),
+    /// Signs alone, padded to a multiple of 64 levels.
+    Signs(Qjl),
+    /// Angles.
+    Angles(Polar),
+    /// ggml's blocks.
+    Blocks(Blocks),
+}
+
+impl Packing {
+    /// One row, which defines what the unpackers of all instruction sets do. `levels` and `scales` have room for the
+    /// layout's; what is beyond is left alone.
+    #[inline]
+    pub fn unpack(self, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
+        match self {
+            Packing::Codes(f) => f.unpack(row, levels, scales),
+            Packing::CodesAndSigns(f) => f.unpack(row, levels, scales),
+            Packing::Signs(f) => f.unpack(row, levels, scales),
+            Packing::Angles(f) => f.unpack(row, levels, scales),
+            Packing::Blocks(f) => f.unpack(row, levels, scales),
+        }
+    }
+}
