@@ -6,10 +6,11 @@
 
 use crate::codec::delta::Delta;
 use crate::codec::plain::Plain;
-use crate::groups::{Layout, Walker};
+use crate::groups::{self, Layout, Walker};
 use crate::isa::{kernels, Kernels};
+use crate::lanes::Lanes;
 use crate::rotation::MAX_HEAD;
-use crate::table::{Concrete, Storage};
+use crate::table::{self, Concrete, Entry, Storage};
 use crate::tensor::{read_floats, write_floats, Tensor, I32, I64};
 use std::ops::Range;
 
@@ -331,15 +332,16 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
     let units = src.n(0) * src.rows() / size;
     let mut values = [0.0f32; MAX_HEAD];
     let values = &mut values[..size];
-    // SAFETY (of all that follows): units and values within the shapes; kernels run on the CPU they were chosen for.
     match (dst.concrete(), src.concrete(), c.storage()) {
         (Some(_), Some(_), _) => {
             for unit in share(units, ith, nth) {
+                // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.
                 unsafe { std::ptr::copy(place_head(src, size, unit), place_head(dst, size, unit), row_bytes) };
             }
         }
         (Some(_), None, Storage::Alone(f)) => {
             for unit in share(units, ith, nth) {
+                // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.
                 unsafe {
                     read_head(src, unit, values);
                     (kernels.encode)(f, values, bytes_mut(place_head(dst, size, unit), row_bytes));
@@ -350,6 +352,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
             let layout = Layout::of(dst, f)?;
             let mut walkers = walkers(dst, f, kernels);
             for unit in 0..units {
+                // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.
                 unsafe {
                     let (place, lane) = layout.place(place_head(dst, size, unit));
                     if lane % nth == ith {
@@ -362,6 +365,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
         }
         (_, _, Storage::Alone(f)) => {
             for unit in share(units, ith, nth) {
+                // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.
                 unsafe {
                     (kernels.decode)(f, bytes(place_head(src, size, unit), row_bytes), values);
                     write_head(dst, unit, values);
@@ -372,6 +376,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
             let layout = Layout::of(src, f)?;
             let mut walkers = walkers(src, f, kernels);
             for unit in share(units, ith, nth) {
+                // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.
                 unsafe {
                     let (place, lane) = layout.place(place_head(src, size, unit));
                     let heads = walkers.len();
@@ -415,4 +420,70 @@ unsafe fn write_head(t: &Tensor, unit: usize, values: &[f32]) {
             write_floats(kind, &[v], place(t, unit * size + i), 0);
         }
     }
+}
+
+/// The concrete type of an id.
+fn concrete(id: i32) -> Result<Concrete, String> {
+    match table::by_id(id) {
+        Some(Entry::Concrete(c)) => Ok(c),
+        _ => Err(format!("type {id} is not one of ours at a head size")),
+    }
+}
+
+/// Bytes of the rows that n values are in a concrete type.
+pub fn stored_bytes(id: i32, n: usize) -> Result<usize, String> {
+    let c = concrete(id)?;
+    if !n.is_multiple_of(c.head_size) {
+        return Err(format!("{n} values are no whole rows of {}", c.name()));
+    }
+    (n / c.head_size).checked_mul(c.row_bytes()).ok_or_else(|| format!("{n} values are more than any memory has"))
+}
+
+/// The type of an id, where `rows` are the bytes of so many values of it.
+fn check_rows(id: i32, values: usize, rows: usize) -> Result<Concrete, String> {
+    match stored_bytes(id, values)? {
+        want if want == rows => concrete(id),
+        want => Err(format!("{rows} bytes for {values} values: wanted {want}")),
+    }
+}
+
+/// Encodes rows of one head, which lie one after the other. Where cells are coded together they are consecutive cells from
+/// the beginning of a group.
+pub fn encode(id: i32, kernels: &'static Kernels, values: &[f32], rows: &mut [u8]) -> Result<(), String> {
+    let c = check_rows(id, values.len(), rows.len())?;
+    match c.storage() {
+        Storage::Alone(f) => {
+            for (x, row) in values.chunks_exact(c.head_size).zip(rows.chunks_exact_mut(c.row_bytes())) {
+                // SAFETY: kernels run on the CPU they were chosen for.
+                unsafe { (kernels.encode)(f, x, row) };
+            }
+        }
+        Storage::Grouped(f) => groups::encode(f, kernels, values, rows),
+    }
+    Ok(())
+}
+
+/// The way back.
+pub fn decode(id: i32, kernels: &'static Kernels, rows: &[u8], values: &mut [f32]) -> Result<(), String> {
+    let c = check_rows(id, values.len(), rows.len())?;
+    match c.storage() {
+        Storage::Alone(f) => {
+            for (row, x) in rows.chunks_exact(c.row_bytes()).zip(values.chunks_exact_mut(c.head_size)) {
+                // SAFETY: kernels run on the CPU they were chosen for.
+                unsafe { (kernels.decode)(f, row, x) };
+            }
+        }
+        Storage::Grouped(f) => groups::decode(f, kernels, rows, values),
+    }
+    Ok(())
+}
+
+/// The vectors whose products with queries are the scores, for types whose rows stand alone.
+pub fn decode_key(id: i32, rows: &[u8], values: &mut [f32]) -> Result<(), String> {
+    let c = check_rows(id, values.len(), rows.len())?;
+    let Some(f) = c.format() else { return Err(format!("rows of {} are coded together", c.name())) };
+    for (row, x) in rows.chunks_exact(c.row_bytes()).zip(values.chunks_exact_mut(c.head_size)) {
+        f.decode_key::<Lanes>(row, x);
+    }
+    Ok(())
 }

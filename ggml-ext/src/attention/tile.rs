@@ -71,9 +71,13 @@ impl TileShape {
 struct Cut(*mut u8);
 
 impl Cut {
-    fn take<T>(&mut self, n: usize) -> *mut T {
+    /// The next n values.
+    ///
+    /// # Safety
+    /// The memory that is left has room for them, rounded up to 64 bytes.
+    unsafe fn take<T>(&mut self, n: usize) -> *mut T {
         let here = self.0;
-        // SAFETY: the shapes' byte counts add up the same buffers.
+        // SAFETY: the caller's promise.
         self.0 = unsafe { here.add((n * size_of::<T>()).next_multiple_of(64)) };
         here.cast()
     }
@@ -100,15 +104,18 @@ impl Scratch {
     /// `memory` is 64-byte aligned, has shape.scratch_bytes() bytes and is this thread's alone.
     pub unsafe fn new(shape: TileShape, memory: *mut u8) -> Scratch {
         let (mut cut, cells) = (Cut(memory), CELLS * shape.widest());
-        Scratch {
-            scores: cut.take(shape.rows * CELLS),
-            masks: cut.take(shape.rows * CELLS),
-            levels: cut.take(cells),
-            scales: cut.take(cells / 16),
-            frame: cut.take(shape.k),
-            floats: cut.take(shape.float_cells()),
-            transposed: cut.take(shape.float_cells()),
-            sights: vec![Sight::Open; shape.rows],
+        // SAFETY: scratch_bytes() adds up the same buffers.
+        unsafe {
+            Scratch {
+                scores: cut.take(shape.rows * CELLS),
+                masks: cut.take(shape.rows * CELLS),
+                levels: cut.take(cells),
+                scales: cut.take(cells / 16),
+                frame: cut.take(shape.k),
+                floats: cut.take(shape.float_cells()),
+                transposed: cut.take(shape.float_cells()),
+                sights: vec![Sight::Open; shape.rows],
+            }
         }
     }
 }
@@ -141,28 +148,30 @@ impl<'a> Tile<'a> {
     pub unsafe fn new(attention: &'a Attention<'a>, shape: TileShape, rows: Rows, memory: *mut u8) -> Tile<'a> {
         let mut cut = Cut(memory);
         let count = rows.rows.len();
-        let mut tile = Tile {
-            attention,
-            shape,
-            count,
-            rows,
-            max: cut.take(shape.rows),
-            sum: cut.take(shape.rows),
-            q: cut.take(shape.rows * shape.k),
-            queries: Queries {
-                scales: cut.take(shape.rows * shape.k_groups),
-                sums: cut.take(shape.rows * shape.k_groups),
-                bytes: cut.take(shape.rows * shape.k),
+        // SAFETY: tile_bytes() adds up the same buffers; the tensors hold what they say.
+        unsafe {
+            let mut tile = Tile {
+                attention,
+                shape,
                 count,
-                width: shape.k,
-                group: attention.k.group(),
-            },
-            tables: cut.take(shape.rows * shape.tables),
-            acc: cut.take(shape.rows * shape.v),
-        };
-        // SAFETY: the caller's promise.
-        unsafe { tile.prepare() };
-        tile
+                rows,
+                max: cut.take(shape.rows),
+                sum: cut.take(shape.rows),
+                q: cut.take(shape.rows * shape.k),
+                queries: Queries {
+                    scales: cut.take(shape.rows * shape.k_groups),
+                    sums: cut.take(shape.rows * shape.k_groups),
+                    bytes: cut.take(shape.rows * shape.k),
+                    count,
+                    width: shape.k,
+                    group: attention.k.group(),
+                },
+                tables: cut.take(shape.rows * shape.tables),
+                acc: cut.take(shape.rows * shape.v),
+            };
+            tile.prepare();
+            tile
+        }
     }
 
     pub fn rows(&self) -> &Rows {
