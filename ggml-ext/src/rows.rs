@@ -335,7 +335,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
     match (dst.concrete(), src.concrete(), c.storage()) {
         (Some(_), Some(_), _) => {
             for unit in share(units, ith, nth) {
-                // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.
+                // SAFETY: a unit within both shapes.
                 unsafe { std::ptr::copy(place_head(src, size, unit), place_head(dst, size, unit), row_bytes) };
             }
         }
@@ -352,7 +352,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
             let layout = Layout::of(dst, f)?;
             let mut walkers = walkers(dst, f, kernels);
             for unit in 0..units {
-                // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.
+                // SAFETY: a unit within both shapes, of a lane that is this thread's alone.
                 unsafe {
                     let (place, lane) = layout.place(place_head(dst, size, unit));
                     if lane % nth == ith {

@@ -141,7 +141,8 @@ pub unsafe extern "C" fn ggml_ext_resolve(
     size: usize,
 ) -> i32 {
     let resolve = || {
-        let side = if (side as u8).eq_ignore_ascii_case(&b'v') { Side::V } else { Side::K };
+        let is_v = side == b'v' as c_char || side == b'V' as c_char;
+        let side = if is_v { Side::V } else { Side::K };
         // SAFETY: the caller's promise.
         let layer = unsafe { layer.as_ref() }.ok_or("no layer given")?;
         // SAFETY: the caller's promise.
