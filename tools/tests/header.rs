@@ -125,3 +125,20 @@ fn the_header_is_what_the_sources_say() {
         path.display()
     );
 }
+
+#[test]
+fn every_exported_function_is_in_a_source_of_the_header() {
+    let src = kv::project_root().join("ggml-ext/src");
+    let (mut folders, mut found) = (vec![src.clone()], 0);
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(&folder).expect("a folder of the crate").flatten().map(|f| f.path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if fs::read_to_string(&path).is_ok_and(|text| text.lines().any(|l| l.trim() == "#[no_mangle]")) {
+                assert!(SOURCES.iter().any(|s| src.join(s) == path), "{} is not in SOURCES", path.display());
+                found += 1;
+            }
+        }
+    }
+    assert!(found >= 5, "{found} files export functions");
+}
