@@ -28,8 +28,8 @@ pub fn rows(data: &[u8]) {
     let stored = &bytes[..bytes.len() / row_bytes * row_bytes];
     let n = stored.len() / row_bytes;
     let (mut fast, mut slow) = (vec![0.0f32; n * size], vec![0.0f32; n * size]);
-    cells::decode_cells(c.format(), kernels, stored, &mut fast);
-    cells::decode_cells(c.format(), &isa::scalar::KERNELS, stored, &mut slow);
+    cells::decode(c.id(), kernels, stored, &mut fast).expect("whole rows");
+    cells::decode(c.id(), &isa::scalar::KERNELS, stored, &mut slow).expect("whole rows");
     if c.group_cells() == 1 {
         for row in stored.chunks_exact(row_bytes) {
             let mut key = vec![0.0f32; size];

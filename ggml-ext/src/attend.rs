@@ -2,12 +2,10 @@
 
 #![warn(rustdoc::broken_intra_doc_links)]
 
-use crate::attention::AttentionOp;
+use crate::attention::{self, AttentionOp};
 use crate::cache::{dense, describe, Cache};
 use crate::error::Error;
-use crate::ffi;
 use half::f16;
-use std::ffi::{c_char, c_int, CStr};
 
 /// What attention means beyond softmax(q k) v. `Default` is the plain one.
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,8 +85,8 @@ pub fn attend(
         return Ok(out);
     }
 
-    let mask: Option<Vec<f16>> = options.mask.map(|m| m.iter().map(|&x| f16::from_f32(x)).collect());
-    let mask = mask.as_ref().map(|m| dense(1, 2, m.as_ptr().cast(), [cells, n, 1]));
+    let halves: Option<Vec<f16>> = options.mask.map(|m| m.iter().map(|&x| f16::from_f32(x)).collect());
+    let mask = halves.as_ref().map(|m| dense(1, 2, m.as_ptr().cast(), [cells, n, 1]));
     let sinks = options.sinks.map(|s| dense(0, 4, s.as_ptr().cast(), [query_heads, 1, 1]));
     let head = 4 * k.head_size();
     let op = AttentionOp {
@@ -97,47 +95,15 @@ pub fn attend(
         k: k.attention_tensor(cells),
         v: v.attention_tensor(cells),
         dst: dense(0, 4, out.as_mut_ptr().cast(), [v.head_size(), query_heads, n]),
-        mask: mask.as_ref().map_or(std::ptr::null(), |m| m),
-        sinks: sinks.as_ref().map_or(std::ptr::null(), |s| s),
+        mask: mask.as_ref(),
+        sinks: sinks.as_ref(),
         scale: options.scale.unwrap_or(1.0 / (k.head_size() as f32).sqrt()),
         max_bias: options.max_bias,
         logit_softcap: options.softcap,
     };
-    compute(&op, options.threads.max(1))?;
+    // SAFETY: the tensors describe the slices above and the bytes of the caches, and this function alone has the result.
+    unsafe { attention::run(&op, options.threads) }?;
     Ok(out)
-}
-
-/// What threads share: the op, and the work memory of which each writes its own part.
-struct Shared<'a>(&'a AttentionOp, *mut u8, usize);
-
-// SAFETY: the op's tensors outlive the threads; each thread writes its own part of the result and of the memory.
-unsafe impl Sync for Shared<'_> {}
-
-fn compute(op: &AttentionOp, threads: usize) -> Result<(), Error> {
-    let mut why = [0 as c_char; 256];
-    // SAFETY: a description, and a buffer of that size, always terminated.
-    let served = unsafe { ffi::ggml_ext_attention_supports(op, why.as_mut_ptr(), why.len()) };
-    if !served {
-        // SAFETY: as above.
-        return Err(Error::new(unsafe { CStr::from_ptr(why.as_ptr()) }.to_string_lossy()));
-    }
-    let n = c_int::try_from(threads).map_err(|_| Error::new(format!("{threads} threads")))?;
-    // SAFETY: a description.
-    let size = unsafe { ffi::ggml_ext_attention_work_size(op, n) };
-    let mut work = vec![0u8; size];
-    let shared = Shared(op, work.as_mut_ptr(), size);
-    let shared = &shared;
-    let step = |f: unsafe extern "C" fn(*const AttentionOp, c_int, c_int, *mut u8, usize) -> bool| {
-        // SAFETY: the tensors hold what they say; all threads of a step are done before the next begins.
-        let one = move |i: c_int| unsafe { f(shared.0, i, n, shared.1, shared.2) };
-        std::thread::scope(|scope| {
-            let others: Vec<_> = (1..n).map(|i| scope.spawn(move || one(i))).collect();
-            let first = one(0);
-            others.into_iter().fold(first, |ok, t| t.join().unwrap_or(false) && ok)
-        })
-    };
-    let done = step(ffi::ggml_ext_attention_compute) && step(ffi::ggml_ext_attention_finish);
-    done.then_some(()).ok_or_else(|| Error::new("attention failed; stderr has the reason"))
 }
 
 #[cfg(test)]
@@ -152,9 +118,7 @@ mod tests {
         let bytes = k.as_bytes().len() / k.cells();
         let rows = &k.as_bytes()[cell * bytes..][..bytes];
         if k.kind().is_ours() && k.kind().group_cells(k.head_size()) == 1 {
-            // SAFETY: the rows of one cell, and room for their values.
-            let n = values.len() as i64;
-            assert!(unsafe { ffi::ggml_ext_decode_key(k.kind().id(), rows.as_ptr(), values.as_mut_ptr(), n) });
+            crate::rows::decode_key(k.kind().id(), rows, &mut values).unwrap();
         }
         values
     }
@@ -243,5 +207,14 @@ mod tests {
         assert!(attend(&q, 4, &k, &one_head, 8, &plain).is_err());
         assert_eq!(attend(&[], 4, &k, &v, 8, &plain).unwrap(), []);
         assert!(attend(&q, 4, &k, &v, 0, &plain).unwrap().iter().all(|&x| x == 0.0));
+    }
+    #[test]
+    fn an_error_has_the_reason_of_the_op() {
+        let (k, v) = (filled("srft4".parse().unwrap(), 64, 2, 8, 1), filled("delta4".parse().unwrap(), 64, 2, 8, 2));
+        for threads in [1, 3] {
+            let options = AttendOptions { threads, ..AttendOptions::default() };
+            let reason = attend(&[0.0; 4 * 64], 4, &k, &v, 8, &options).unwrap_err().to_string();
+            assert!(reason.starts_with("delta4_64 is not for V: "), "{reason}");
+        }
     }
 }

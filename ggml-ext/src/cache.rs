@@ -1,12 +1,13 @@
 //! A cache in plain Rust, for engines that are not llama.cpp.
 //!
-//! It goes through the C boundary as ggml does, so what a program gets here is what llama.cpp gets, whatever the type.
+//! It calls the ops that ggml reaches through the C boundary, so what a program gets here is what llama.cpp gets, whatever
+//! the type.
 
 #![warn(rustdoc::broken_intra_doc_links)]
 
 use crate::error::Error;
-use crate::ffi;
 use crate::kv_type::KvType;
+use crate::rows;
 use crate::tensor::{Tensor, View, I32, I64};
 use half::{bf16, f16};
 
@@ -113,12 +114,12 @@ impl Cache {
             return Ok(());
         }
         let index: Vec<i64> = (first as i64..(first + n) as i64).collect();
-        let rows = self.tensor();
+        let cells = self.tensor();
         let source = dense(0, 4, values.as_ptr().cast(), [self.cell_values(), n, 1]);
         let index = dense(I64, 8, index.as_ptr().cast(), [n, 1, 1]);
         // SAFETY: the tensors describe the slices above; the rows are checked; nobody else has the bytes.
-        let done = unsafe { ffi::ggml_ext_set_rows(&rows, &source, &index, 8, 0, 1) };
-        done.then_some(()).ok_or_else(|| Error::new("the rows could not be encoded; stderr has the reason"))
+        unsafe { rows::set_rows(&cells, &source, &index, size_of::<i64>(), 0, 1) }?;
+        Ok(())
     }
 
     /// Decodes one cell: its heads one after the other.
@@ -136,8 +137,8 @@ impl Cache {
         let target = dense(0, 4, values.as_mut_ptr().cast(), [self.cell_values(), 1, 1]);
         let index = dense(I32, 4, index.as_ptr().cast(), [1, 1, 1]);
         // SAFETY: as in write; the rows are only read.
-        let done = unsafe { ffi::ggml_ext_get_rows(&target, &self.tensor(), &index, 0, 1) };
-        done.then_some(values).ok_or_else(|| Error::new("the row could not be decoded; stderr has the reason"))
+        unsafe { rows::get_rows(&target, &self.tensor(), &index, 0, 1) }?;
+        Ok(values)
     }
 
     pub(crate) fn check_cells(&self, first: usize, n: usize) -> Result<(), Error> {
@@ -298,7 +299,7 @@ mod tests {
         let Some(table::Entry::Concrete(c)) = table::by_name("srft3_128") else { panic!() };
         let mut want = vec![0u8; c.row_bytes()];
         // SAFETY: 128 values and one row.
-        assert!(unsafe { ffi::ggml_ext_encode(c.id(), values.as_ptr(), want.as_mut_ptr(), 128) });
+        assert!(unsafe { crate::ffi::ggml_ext_encode(c.id(), values.as_ptr(), want.as_mut_ptr(), 128) });
         assert_eq!(encode("srft3".parse().unwrap(), 128, &values).unwrap(), want);
     }
 
@@ -317,5 +318,21 @@ mod tests {
         assert!(encode(srft4, 64, &[0.0; 65]).is_err());
         assert!(encode(srft4, 0, &[]).is_err());
         cache.write(8, &[]).unwrap();
+    }
+    #[test]
+    fn an_error_has_the_reason_of_the_op() {
+        let cache = Cache::new("srft4".parse().unwrap(), 64, 2, 8).unwrap();
+        // No public function makes such a cache: it stands for whatever the op finds and the checks above it do not.
+        let mut odd = Cache { head_size: 32, ..cache.clone() };
+        let reason = odd.write(0, &[0.0; 3 * 64]).unwrap_err().to_string();
+        assert!(reason.starts_with("a cache of") || reason.contains("SET_ROWS"), "{reason}");
+        let mut family = Cache { kind: "srft4".parse().unwrap(), ..cache };
+        let reason = family.write(0, &[0.0; 128]).unwrap_err().to_string();
+        assert_eq!(reason, format!("SET_ROWS to type {}, which is not ours", family.kind.id()));
+        let reason = family.read(0).unwrap_err().to_string();
+        assert_eq!(reason, format!("GET_ROWS of type {}, which is not ours", family.kind.id()));
+        let mut empty = Cache::new("delta4".parse().unwrap(), 64, 1, 0).unwrap();
+        let reason = empty.write(0, &[]).unwrap_err().to_string();
+        assert!(reason.contains("a cache of 0 bytes: wanted whole streams"), "{reason}");
     }
 }

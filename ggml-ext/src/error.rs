@@ -2,6 +2,7 @@
 
 #![warn(rustdoc::broken_intra_doc_links)]
 
+use std::any::Any;
 use std::fmt;
 
 /// A type, a shape or a slice that does not fit. The message says what was wanted and what was found.
@@ -21,3 +22,15 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<String> for Error {
+    fn from(message: String) -> Error {
+        Error(message)
+    }
+}
+
+/// What a caught panic says.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says nothing")
+}

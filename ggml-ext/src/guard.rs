@@ -16,8 +16,8 @@
 
 use crate::codec::error_of_bits;
 use crate::codec::format::RowFormat;
-use crate::spec::{Layer, Member, Side};
-use crate::table::{Entry, Family};
+use crate::spec::{registry, Layer, Member, Side};
+use crate::table::{self, Entry, Family};
 
 /// The guard looks at families of so many bits a code and fewer.
 const MOST_BITS: u32 = 4;
@@ -129,6 +129,36 @@ pub fn raise(asked: Member, side: Side, layer: &Layer, weights: &Weights) -> Opt
     })
 }
 
+/// The type of a layer's tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolved {
+    /// A type that a tensor can have.
+    pub id: i32,
+    /// Why it is a higher one than was asked for, where it is: one line for the log.
+    pub raised: Option<String>,
+}
+
+/// What a layer gets for a cache type that was asked for: ids that are neither a family's nor a spec's come back as they are.
+pub fn resolve(id: i32, side: Side, layer: &Layer, weights: &Weights) -> Result<Resolved, String> {
+    let (member, guarded) = match registry::by_id(id) {
+        Some(spec) => {
+            spec.check(side, layer.n_layer)?;
+            let (member, named) = spec.member(layer);
+            (member, spec.guard && !named)
+        }
+        None => match table::by_id(id) {
+            Some(ours) => (Member::Ours(ours), true),
+            None => return Ok(Resolved { id, raised: None }),
+        },
+    };
+    // What cannot be had at all is an error, not something to raise.
+    let asked = member.resolve(side, layer)?;
+    match guarded.then(|| raise(member, side, layer, weights)).flatten() {
+        Some(raised) => Ok(Resolved { id: raised.to.resolve(side, layer)?, raised: Some(raised.reason) }),
+        None => Ok(Resolved { id: asked, raised: None }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,5 +236,22 @@ mod tests {
         for part in ["layer 3", "from srft4 to srft8", "rms of 80.0", "+4.00 bits/value of its K", "guard=off"] {
             assert!(line.contains(part), "{part}: {line}");
         }
+    }
+    #[test]
+    fn a_layer_gets_what_its_spec_or_the_guard_says() {
+        let id = |text: &str| registry::id_of(text).unwrap();
+        let (quiet, loud) = (Weights::default(), bias(80.0));
+        let loud = Weights { k_bias: &loud, ..Weights::default() };
+        let got = |text: &str, weights: &Weights| resolve(id(text), Side::K, &LAYER, weights).unwrap();
+        assert_eq!(got("srft4", &quiet), Resolved { id: id("srft4_64"), raised: None });
+        let raised = got("srft4", &loud);
+        assert_eq!(raised.id, id("srft8_64"));
+        assert!(raised.raised.unwrap().contains("from srft4 to srft8"));
+        for left_alone in ["srft4,guard=off", "srft8,3=srft4"] {
+            assert_eq!(got(left_alone, &loud), Resolved { id: id("srft4_64"), raised: None }, "{left_alone}");
+        }
+        assert_eq!(got("q4_0", &loud).id, id("q4_0"));
+        let odd = Layer { head_size: 72, ..LAYER };
+        assert!(resolve(id("srft4"), Side::K, &odd, &quiet).unwrap_err().contains("does not serve head size 72"));
     }
 }

@@ -24,7 +24,6 @@
 //! # Ok::<(), ggml_ext::Error>(())
 //! ```
 
-#![deny(unsafe_op_in_unsafe_fn)]
 #![forbid(missing_docs)]
 // Lanes and cells are numbered; an index says more than an iterator there.
 #![allow(clippy::needless_range_loop)]

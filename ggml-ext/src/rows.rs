@@ -5,12 +5,13 @@
 //! whole heads of streams, which know nothing of each other.
 
 use crate::codec::delta::Delta;
-use crate::codec::format::{Format, RowFormat};
+use crate::codec::format::RowFormat;
 use crate::codec::plain::Plain;
 use crate::groups::{self, Layout, Walker};
 use crate::isa::{kernels, Kernels};
+use crate::lanes::Lanes;
 use crate::rotation::MAX_HEAD;
-use crate::table::Concrete;
+use crate::table::{self, Concrete, Entry};
 use crate::tensor::{read_floats, write_floats, Tensor, I32, I64};
 use std::ops::Range;
 
@@ -261,32 +262,6 @@ pub unsafe fn refuse(dst: &Tensor, ith: usize, reason: String) -> String {
     reason
 }
 
-/// Rows of one head in consecutive cells, from the beginning of a group where cells are coded together.
-pub fn encode_cells(format: Format, kernels: &'static Kernels, x: &[f32], rows: &mut [u8]) {
-    match format.grouped() {
-        Some(f) => groups::encode(f, kernels, x, rows),
-        None => {
-            for (x, row) in x.chunks_exact(format.size()).zip(rows.chunks_exact_mut(format.row_bytes())) {
-                // SAFETY: a head and a row; kernels run on the CPU they were chosen for.
-                unsafe { (kernels.encode)(format, x, row) };
-            }
-        }
-    }
-}
-
-/// The way back.
-pub fn decode_cells(format: Format, kernels: &'static Kernels, rows: &[u8], x: &mut [f32]) {
-    match format.grouped() {
-        Some(f) => groups::decode(f, kernels, rows, x),
-        None => {
-            for (row, x) in rows.chunks_exact(format.row_bytes()).zip(x.chunks_exact_mut(format.size())) {
-                // SAFETY: as above.
-                unsafe { (kernels.decode)(format, row, x) };
-            }
-        }
-    }
-}
-
 /// Can `src` be copied to `dst`, one of them ours? The message says why not.
 pub fn check_copy(dst: &Tensor, src: &Tensor) -> Result<Concrete, String> {
     let Some(c) = dst.concrete().or(src.concrete()) else { return Err("a copy of types that are not ours".into()) };
@@ -357,15 +332,16 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
     let units = src.n(0) * src.rows() / size;
     let mut values = [0.0f32; MAX_HEAD];
     let values = &mut values[..size];
-    // SAFETY (of all that follows): units and values within the shapes; kernels run on the CPU they were chosen for.
     match (dst.concrete(), src.concrete(), format.grouped()) {
         (Some(_), Some(_), _) => {
             for unit in share(units, ith, nth) {
+                // SAFETY: a unit within both shapes.
                 unsafe { std::ptr::copy(place_head(src, size, unit), place_head(dst, size, unit), row_bytes) };
             }
         }
         (Some(_), None, None) => {
             for unit in share(units, ith, nth) {
+                // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.
                 unsafe {
                     read_head(src, unit, values);
                     (kernels.encode)(format, values, bytes_mut(place_head(dst, size, unit), row_bytes));
@@ -376,6 +352,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
             let layout = Layout::of(dst, f)?;
             let mut walkers = walkers(dst, f, kernels);
             for unit in 0..units {
+                // SAFETY: a unit within both shapes, of a lane that is this thread's alone.
                 unsafe {
                     let (place, lane) = layout.place(place_head(dst, size, unit));
                     if lane % nth == ith {
@@ -388,6 +365,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
         }
         (_, _, None) => {
             for unit in share(units, ith, nth) {
+                // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.
                 unsafe {
                     (kernels.decode)(format, bytes(place_head(src, size, unit), row_bytes), values);
                     write_head(dst, unit, values);
@@ -398,6 +376,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
             let layout = Layout::of(src, f)?;
             let mut walkers = walkers(src, f, kernels);
             for unit in share(units, ith, nth) {
+                // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.
                 unsafe {
                     let (place, lane) = layout.place(place_head(src, size, unit));
                     let heads = walkers.len();
@@ -441,4 +420,72 @@ unsafe fn write_head(t: &Tensor, unit: usize, values: &[f32]) {
             write_floats(kind, &[v], place(t, unit * size + i), 0);
         }
     }
+}
+
+/// The concrete type of an id.
+fn concrete(id: i32) -> Result<Concrete, String> {
+    match table::by_id(id) {
+        Some(Entry::Concrete(c)) => Ok(c),
+        _ => Err(format!("type {id} is not one of ours at a head size")),
+    }
+}
+
+/// Bytes of the rows that n values are in a concrete type.
+pub fn stored_bytes(id: i32, n: usize) -> Result<usize, String> {
+    let c = concrete(id)?;
+    if !n.is_multiple_of(c.head_size) {
+        return Err(format!("{n} values are no whole rows of {}", c.name()));
+    }
+    (n / c.head_size).checked_mul(c.row_bytes()).ok_or_else(|| format!("{n} values are more than any memory has"))
+}
+
+/// The type of an id, where `rows` are the bytes of so many values of it.
+fn check_rows(id: i32, values: usize, rows: usize) -> Result<Concrete, String> {
+    match stored_bytes(id, values)? {
+        want if want == rows => concrete(id),
+        want => Err(format!("{rows} bytes for {values} values: wanted {want}")),
+    }
+}
+
+/// Encodes rows of one head, which lie one after the other. Where cells are coded together they are consecutive cells from
+/// the beginning of a group.
+pub fn encode(id: i32, kernels: &'static Kernels, values: &[f32], rows: &mut [u8]) -> Result<(), String> {
+    let c = check_rows(id, values.len(), rows.len())?;
+    match c.format().grouped() {
+        Some(f) => groups::encode(f, kernels, values, rows),
+        None => {
+            for (x, row) in values.chunks_exact(c.head_size).zip(rows.chunks_exact_mut(c.row_bytes())) {
+                // SAFETY: kernels run on the CPU they were chosen for.
+                unsafe { (kernels.encode)(c.format(), x, row) };
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The way back.
+pub fn decode(id: i32, kernels: &'static Kernels, rows: &[u8], values: &mut [f32]) -> Result<(), String> {
+    let c = check_rows(id, values.len(), rows.len())?;
+    match c.format().grouped() {
+        Some(f) => groups::decode(f, kernels, rows, values),
+        None => {
+            for (row, x) in rows.chunks_exact(c.row_bytes()).zip(values.chunks_exact_mut(c.head_size)) {
+                // SAFETY: kernels run on the CPU they were chosen for.
+                unsafe { (kernels.decode)(c.format(), row, x) };
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The vectors whose products with queries are the scores, for types whose rows stand alone.
+pub fn decode_key(id: i32, rows: &[u8], values: &mut [f32]) -> Result<(), String> {
+    let c = check_rows(id, values.len(), rows.len())?;
+    if c.group_cells() > 1 {
+        return Err(format!("rows of {} are coded together", c.name()));
+    }
+    for (row, x) in rows.chunks_exact(c.row_bytes()).zip(values.chunks_exact_mut(c.head_size)) {
+        c.format().decode_key::<Lanes>(row, x);
+    }
+    Ok(())
 }

@@ -69,8 +69,11 @@ impl Side {
     pub const NONE: Side =
         Side { kind: -1, values: 0, row_bytes: 0, head_size: 0, version: 0, group_cells: 0, signs: 0 };
 
-    /// As this library codes rows of that type.
+    /// As this library codes rows of that type; [`Side::NONE`] for a negative one.
     pub fn new(kind: i32, values: u32, row_bytes: u64) -> Side {
+        if kind < 0 {
+            return Side::NONE;
+        }
         let plain = Side { kind, values, row_bytes, ..Side::NONE };
         match concrete(kind) {
             Some(c) => Side {
@@ -138,6 +141,13 @@ pub struct Cache {
     pub layers: Vec<Layer>,
     /// The cells of the state.
     pub ranges: Vec<Range>,
+}
+
+impl Cache {
+    /// The value of `flags`.
+    pub fn flags(v_transposed: bool, rotated: bool) -> u32 {
+        (if v_transposed { V_TRANSPOSED } else { 0 }) | (if rotated { ROTATED } else { 0 })
+    }
 }
 
 /// V is stored transposed.
@@ -268,6 +278,11 @@ pub fn body_bytes(prefix: &[u8]) -> Result<usize, String> {
 }
 
 impl Header {
+    /// Is it of one sequence, not of a whole context?
+    pub fn one_sequence(&self) -> bool {
+        self.kind == 1
+    }
+
     /// Prefix and body.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut body = Out(Vec::new());
@@ -491,6 +506,9 @@ pub unsafe fn keep(id: i32, heads: usize, rows: Rows, keep: &[bool]) -> Result<(
 /// `free` says which cells are. Groups keep their places where all of these are free, else they go to the first free ones
 /// in order; None where there are not enough.
 pub fn place_groups(cells: &[u32], source_cells: u32, free: &[bool], group: usize) -> Option<Vec<u32>> {
+    if group == 0 {
+        return None;
+    }
     let rows = |g: usize, cells: usize| group.min(cells.saturating_sub(g * group));
     let mut groups: Vec<usize> = cells.iter().map(|&c| c as usize / group).collect();
     groups.dedup();

@@ -4,10 +4,15 @@ use crate::codec::plain::{Plain, BLOCK};
 use crate::table::{self, Concrete, Entry};
 use half::f16;
 
-/// Decodes n values of a foreign type.
-pub type ToFloat = unsafe extern "C" fn(src: *const u8, dst: *mut f32, n: i64);
+/// A byte of memory whose type is not known here: `void` in the C header.
+pub type Untyped = u8;
 
-/// A tensor: what `struct ggml_ext_tensor` of the C header holds.
+/// Decodes n values of a foreign type.
+pub type ToFloat = unsafe extern "C" fn(src: *const Untyped, dst: *mut f32, n: i64);
+
+/// A tensor as ggml lays it out. Shapes, steps, views and indices are not trusted: an op that would touch a byte outside
+/// of the tensor, or outside of what it is a view of, is refused. What is trusted is that this memory is there.
+/// cbindgen:field-names=[type, ne, nb, data, to_float, view]
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor {
@@ -18,28 +23,29 @@ pub struct Tensor {
     /// Bytes per step of a dimension.
     pub nb: [usize; 4],
     /// The first value.
-    pub data: *mut u8,
-    /// For types that are not read here.
-    pub to_float: Option<ToFloat>,
+    pub data: *mut Untyped,
+    /// For types that are not read here; may be NULL for ours, f32, f16, bf16, q8_0 and q4_0.
+    pub to_float: Option<unsafe extern "C" fn(src: *const Untyped, dst: *mut f32, n: i64)>,
     /// Where it is a view: of what.
     pub view: View,
 }
 
-/// What a tensor is a view of; all zero where it is none.
+/// What a tensor is a view of; all zero where it is none. Cells that are coded together are counted from the beginning of
+/// the cache itself.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct View {
-    /// Bytes from the beginning of the viewed tensor.
+    /// Bytes from the beginning of the viewed tensor to `data`.
     pub offset: usize,
-    /// The viewed tensor's bytes per step of dimension 1.
+    /// The viewed tensor's nb[1]: a cell, all heads.
     pub row_bytes: usize,
-    /// Its rows along dimension 1.
+    /// The viewed tensor's ne[1]: cells of a stream.
     pub rows: i64,
-    /// Where it begins.
-    pub data: *mut u8,
-    /// Its bytes.
+    /// Where the viewed tensor begins.
+    pub data: *mut Untyped,
+    /// Of the viewed tensor.
     pub bytes: usize,
-    /// Of the tensor itself, view or not, where its type is not read here: its bytes.
+    /// Of the tensor itself, view or not, where it has a `to_float`.
     pub foreign_bytes: usize,
 }
 

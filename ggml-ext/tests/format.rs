@@ -35,13 +35,13 @@ fn input(size: usize) -> Vec<f32> {
 
 fn encoded(c: Concrete, x: &[f32]) -> Vec<u8> {
     let mut rows = vec![0u8; GROUP_CELLS * c.row_bytes()];
-    rows::encode_cells(c.format(), &scalar::KERNELS, x, &mut rows);
+    rows::encode(c.id(), &scalar::KERNELS, x, &mut rows).unwrap();
     rows
 }
 
 fn decoded(c: Concrete, rows: &[u8]) -> Vec<f32> {
     let mut x = vec![0.0f32; GROUP_CELLS * c.head_size];
-    rows::decode_cells(c.format(), &scalar::KERNELS, rows, &mut x);
+    rows::decode(c.id(), &scalar::KERNELS, rows, &mut x).unwrap();
     x
 }
 

@@ -17,6 +17,7 @@
 
 mod memory;
 mod queries;
+mod run;
 mod scores;
 pub(crate) mod side;
 mod split;
@@ -35,24 +36,25 @@ use side::KvSide;
 use split::{Rows, Shared, Split, Work};
 use tile::{RowState, Scratch, Tile, TileShape};
 
+pub use run::{run, step, work_size};
 pub use scores::{check_mul_mat, mul_mat};
 
-/// FLASH_ATTN_EXT: what `struct ggml_ext_attention` of the C header holds.
+/// FLASH_ATTN_EXT.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionOp {
-    /// [dk, n_q, n_head, ne3]
+pub struct AttentionOp<'a> {
+    /// f32 or f16 [dk, n_q, n_head, ne3]
     pub q: Tensor,
     /// [dk, n_kv, n_head_kv, ne3]
     pub k: Tensor,
     /// [dv, n_kv, n_head_kv, ne3]
     pub v: Tensor,
-    /// [dv, n_head, n_q, ne3]
+    /// f32 [dv, n_head, n_q, ne3]
     pub dst: Tensor,
-    /// f16 [n_kv, n_q, *, *]
-    pub mask: *const Tensor,
-    /// f32 [n_head]
-    pub sinks: *const Tensor,
+    /// f16 [n_kv, n_q, *, *], or NULL
+    pub mask: Option<&'a Tensor>,
+    /// f32 [n_head], or NULL
+    pub sinks: Option<&'a Tensor>,
     /// Multiplies the scores.
     pub scale: f32,
     /// ALiBi.
@@ -68,7 +70,7 @@ const THREAD_BYTES: usize = 4 << 20;
 
 /// An attention, checked.
 pub struct Attention<'a> {
-    op: &'a AttentionOp,
+    op: &'a AttentionOp<'a>,
     k: KvSide,
     v: KvSide,
     mask: Option<&'a Tensor>,
@@ -120,15 +122,14 @@ impl Layout {
 
 impl<'a> Attention<'a> {
     /// Checks types and shapes; the message says what does not fit.
-    pub fn new(op: &'a AttentionOp) -> Result<Attention<'a>, String> {
+    pub fn new(op: &'a AttentionOp<'a>) -> Result<Attention<'a>, String> {
         Attention::with(op, isa::kernels())
     }
 
     /// The same with given kernels.
-    pub fn with(op: &'a AttentionOp, kernels: &'static Kernels) -> Result<Attention<'a>, String> {
+    pub fn with(op: &'a AttentionOp<'a>, kernels: &'static Kernels) -> Result<Attention<'a>, String> {
         let (q, k, v, dst) = (&op.q, &op.k, &op.v, &op.dst);
-        // SAFETY: null or a tensor that outlives the call.
-        let (mask, sinks) = unsafe { (op.mask.as_ref(), op.sinks.as_ref()) };
+        let (mask, sinks) = (op.mask, op.sinks);
         let want = |ok: bool, what: &str| if ok { Ok(()) } else { Err(what.to_string()) };
         let (k_side, v_side) = (KvSide::new(k, "K")?, KvSide::new(v, "V")?);
         want(q.is_float(), "queries must be f32 or f16")?;

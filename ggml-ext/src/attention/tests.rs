@@ -246,8 +246,8 @@ impl Trial {
             k: k.tensor(case.cells, k.unit()),
             v: v.tensor(case.cells, v.unit()),
             dst: float_tensor(&dst, [case.v_size, heads, case.queries, 1]),
-            mask: if case.masked { &mask_tensor } else { std::ptr::null() },
-            sinks: if case.sinks { &sinks_tensor } else { std::ptr::null() },
+            mask: case.masked.then_some(&mask_tensor),
+            sinks: case.sinks.then_some(&sinks_tensor),
             scale: self.scale(),
             max_bias: case.max_bias,
             logit_softcap: case.softcap,
@@ -256,15 +256,17 @@ impl Trial {
         let mut work = vec![0xa5u8; attention.work_size(threads)];
         // As ggml does: all threads at once, and once more when all have ended.
         let work = work.as_mut_ptr();
-        // SAFETY (of both): the tensors above hold what they say, and every thread has its own number.
-        let steps: [fn(&Attention, usize, usize, *mut u8); 2] = [
+        let steps: [unsafe fn(&Attention, usize, usize, *mut u8); 2] = [
+            // SAFETY: the caller's promise is passed on.
             |attention, ith, nth, work| unsafe { attention.compute(ith, nth, work) },
+            // SAFETY: as above.
             |attention, ith, nth, work| unsafe { attention.finish(ith, nth, work) },
         ];
         for step in steps {
             // More than a machine has: one after another, which gives the same bits.
             if threads > 3 {
-                (0..threads).for_each(|ith| step(&attention, ith, threads, work));
+                // SAFETY: the tensors above hold what they say, and every thread has its own number.
+                (0..threads).for_each(|ith| unsafe { step(&attention, ith, threads, work) });
                 continue;
             }
             std::thread::scope(|scope| {
@@ -272,7 +274,8 @@ impl Trial {
                     let (attention, work) = (Shared(&attention), Shared(work));
                     scope.spawn(move || {
                         let (attention, work) = (attention, work);
-                        step(attention.0, ith, threads, work.0);
+                        // SAFETY: as above.
+                        unsafe { step(attention.0, ith, threads, work.0) };
                     });
                 }
             });
@@ -456,8 +459,8 @@ fn views_of_groups() {
             k: view(&k),
             v: view(&v),
             dst: float_tensor(&dst, [64, 1, 1, 1]),
-            mask: std::ptr::null(),
-            sinks: std::ptr::null(),
+            mask: None,
+            sinks: None,
             scale: 0.125,
             max_bias: 0.0,
             logit_softcap: 0.0,
@@ -516,8 +519,8 @@ fn a_family_that_is_not_for_values_is_refused() {
         k: k.tensor(70, k.unit()),
         v: k.tensor(70, k.unit()),
         dst: float_tensor(&dst, [64, 1, 1, 1]),
-        mask: std::ptr::null(),
-        sinks: std::ptr::null(),
+        mask: None,
+        sinks: None,
         scale: 0.125,
         max_bias: 0.0,
         logit_softcap: 0.0,
@@ -566,8 +569,8 @@ fn a_query_that_is_not_finite_shows() {
         k: k.tensor(70, k.unit()),
         v: v.tensor(70, v.unit()),
         dst: float_tensor(&dst, [64, 2, 1, 1]),
-        mask: std::ptr::null(),
-        sinks: std::ptr::null(),
+        mask: None,
+        sinks: None,
         scale: 0.125,
         max_bias: 0.0,
         logit_softcap: 0.0,
@@ -640,8 +643,8 @@ impl Streams {
             k: stream(&self.k),
             v: stream(&self.v),
             dst: float_tensor(&dst, [d, heads, queries, count]),
-            mask: std::ptr::null(),
-            sinks: std::ptr::null(),
+            mask: None,
+            sinks: None,
             scale: 0.125,
             max_bias: 0.0,
             logit_softcap: 0.0,
@@ -706,8 +709,8 @@ fn values_that_are_a_view_of_keys() {
             k: keys,
             v: beginning_of(&keys, dv),
             dst: float_tensor(&dst, [dv, heads, tokens, 1]),
-            mask: std::ptr::null(),
-            sinks: std::ptr::null(),
+            mask: None,
+            sinks: None,
             scale: 1.0 / 24.0,
             max_bias: 0.0,
             logit_softcap: 0.0,
@@ -792,8 +795,8 @@ fn work_memory_is_bounded() {
                 k,
                 v: if dv < dk { beginning_of(&v, dv) } else { v },
                 dst: float_tensor(&[], [dv, heads, tokens, 1]),
-                mask: &mask,
-                sinks: std::ptr::null(),
+                mask: Some(&mask),
+                sinks: None,
                 scale: 1.0,
                 max_bias: 0.0,
                 logit_softcap: 0.0,
@@ -828,8 +831,8 @@ fn a_failure_shows_where_it_was() {
                     k: k.tensor(cells, k.unit()),
                     v: v.tensor(cells, v.unit()),
                     dst: float_tensor(&dst, [64, 6, queries, 1]),
-                    mask: std::ptr::null(),
-                    sinks: std::ptr::null(),
+                    mask: None,
+                    sinks: None,
                     scale: 0.125,
                     max_bias: 0.0,
                     logit_softcap: 0.0,

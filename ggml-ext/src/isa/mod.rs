@@ -102,9 +102,12 @@ impl LevelBlock {
     }
 
     /// Where the scale of group `g` of cell `c` is.
+    ///
+    /// # Safety
+    /// `scales` has room for CELLS cells, `c` is below CELLS and `g` at most `groups()`.
     #[inline(always)]
-    pub fn scale_at(&self, c: usize, g: usize) -> *mut f32 {
-        // SAFETY: there is room for CELLS cells.
+    pub unsafe fn scale_at(&self, c: usize, g: usize) -> *mut f32 {
+        // SAFETY: the caller's promise.
         unsafe { self.scales.add((c / BUNDLE * self.groups() + g) * BUNDLE + c % BUNDLE) }
     }
 }

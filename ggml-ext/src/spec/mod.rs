@@ -15,9 +15,13 @@
 //! A layer that is named by number has that type, whatever else is said; where several ranges name it, the last one
 //! counts. A layer with a sliding window has the type of `swa`, if given. All others have the first type.
 
+mod check;
+mod info;
 mod parse;
 pub mod registry;
 
+pub use check::{check_cache, idle_parts, AskedType, ContextKind};
+pub use info::TypeInfo;
 pub use parse::{parse, SpecError};
 
 use crate::table::{self, Concrete, Entry, Family};

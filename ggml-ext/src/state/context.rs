@@ -52,7 +52,7 @@ impl Context {
         header.check(&self.live)?;
         let (mut meta, mut data) = ([0u128; 2], [0u128; 2]);
         for (cache, &extension) in header.caches.iter().zip(&self.extensions) {
-            let [a, b] = cache.meta_bytes(extension, header.kind == 1);
+            let [a, b] = cache.meta_bytes(extension, header.one_sequence());
             meta = [meta[0] + a, meta[1] + b];
             let [a, b] = cache.data_bytes();
             data = [data[0] + a, data[1] + b];
@@ -75,6 +75,17 @@ impl Context {
         Ok(())
     }
 
+    /// The header in these bytes, where the context can take its state.
+    pub fn read(&self, header: &[u8]) -> Result<Header, String> {
+        let header = Header::from_bytes(header)?;
+        self.check(&header).map(|()| header)
+    }
+
+    /// Is this the metadata of the state with the header in these bytes, which [`Context::read`] has passed?
+    pub fn read_meta(&self, header: &[u8], meta: &[u8]) -> Result<(), String> {
+        self.check_meta(&Header::from_bytes(header)?, meta)
+    }
+
     /// Is this the metadata of a state with that header, which [`Context::check`] has passed?
     pub fn check_meta(&self, header: &Header, meta: &[u8]) -> Result<(), String> {
         if meta.len() as u64 != header.meta_bytes || checksum(&[meta]) != header.meta_sum {
@@ -84,7 +95,7 @@ impl Context {
         let caches = header.caches.iter().zip(&self.extensions);
         for (cache, &extension) in caches.take(self.known) {
             data += cache
-                .walk_meta(&mut input, extension as usize, header.kind == 1)
+                .walk_meta(&mut input, extension as usize, header.one_sequence())
                 .map_err(|e| format!("what it says of its cells does not fit its header: {e}"))?;
         }
         if self.others {

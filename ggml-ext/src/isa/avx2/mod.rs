@@ -104,7 +104,10 @@ unsafe fn vnni_weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: 
 #[derive(Clone, Copy)]
 struct F32x16(__m256, __m256);
 
-// SAFETY of the blocks below: values of this type exist only inside functions that enable AVX2 and FMA.
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "for all: values of this type exist only inside functions that enable AVX2 and FMA"
+)]
 impl Simd for F32x16 {
     #[inline(always)]
     fn splat(x: f32) -> Self {

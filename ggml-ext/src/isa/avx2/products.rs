@@ -26,7 +26,7 @@ pub(super) trait Products {
 /// AVX2.
 pub(super) struct Madd;
 
-// SAFETY of the blocks below: called only in functions that enable AVX2 or AVX-VNNI, as the type says.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "for all: called only in functions that enable AVX2")]
 impl Products for Madd {
     const BIAS: u8 = 0;
 
@@ -52,6 +52,7 @@ impl Products for Madd {
 /// AVX-VNNI.
 pub(super) struct Vnni;
 
+#[expect(clippy::undocumented_unsafe_blocks, reason = "for all: called only in functions that enable AVX-VNNI")]
 impl Products for Vnni {
     const BIAS: u8 = 0x80;
 

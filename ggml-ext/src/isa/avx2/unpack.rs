@@ -46,9 +46,9 @@ pub(super) unsafe fn unpack<const BIAS: u8>(
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack_bundles<const BIAS: u8>(rows: Rows, role: Role, first: usize, out: LevelBlock) {
     let levels = out.levels.wrapping_add(first * out.width);
-    let out = LevelBlock { levels, scales: out.scale_at(first, 0), ..out };
     // SAFETY: the caller's promise is passed on.
     unsafe {
+        let out = LevelBlock { levels, scales: out.scale_at(first, 0), ..out };
         match role {
             Role::Dot => columns::unpack(rows, BIAS, out),
             Role::Weigh => pairs::unpack(rows, out),

@@ -79,7 +79,10 @@ fn entries<const N: usize>(table: &[f32; N]) -> __m512 {
     unsafe { _mm512_maskz_loadu_ps(0xffff >> (16 - N), table.as_ptr()) }
 }
 
-// SAFETY of the blocks below: values of this type exist only inside functions that enable AVX-512.
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "for all: values of this type exist only inside functions that enable AVX-512"
+)]
 impl Simd for F32x16 {
     #[inline(always)]
     fn splat(x: f32) -> Self {

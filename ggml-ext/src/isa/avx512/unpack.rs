@@ -68,9 +68,9 @@ pub(super) unsafe fn whole_bundle(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
 unsafe fn unpack_bundles(rows: Rows, role: Role, first: usize, out: LevelBlock) {
     let levels = out.levels.wrapping_add(first * out.width);
-    let out = LevelBlock { levels, scales: out.scale_at(first, 0), ..out };
     // SAFETY: the caller's promise is passed on.
     unsafe {
+        let out = LevelBlock { levels, scales: out.scale_at(first, 0), ..out };
         match role {
             Role::Dot => columns::unpack(rows, out),
             Role::Weigh => quads::unpack(rows, out),

@@ -98,7 +98,7 @@ struct Plain;
 struct WithDotprod;
 struct WithI8mm;
 
-// SAFETY of the blocks below: the caller's promise is passed on.
+#[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for Plain {
     #[inline(always)]
     unsafe fn for_scores(rows: Rows, out: LevelBlock) {
@@ -110,6 +110,7 @@ impl Forms for Plain {
     }
 }
 
+#[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for WithDotprod {
     #[inline(always)]
     unsafe fn for_scores(rows: Rows, out: LevelBlock) {
@@ -121,6 +122,7 @@ impl Forms for WithDotprod {
     }
 }
 
+#[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for WithI8mm {
     #[inline(always)]
     unsafe fn for_scores(rows: Rows, out: LevelBlock) {
@@ -176,7 +178,10 @@ fn smaller(a: float32x4_t, b: float32x4_t) -> float32x4_t {
     unsafe { vbslq_f32(vcltq_f32(a, b), a, b) }
 }
 
-// SAFETY of the blocks below: NEON is always there, and slices are as long as what is read of them.
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "for all: NEON is always there, and slices are as long as what is read of them"
+)]
 impl Simd for F32x16 {
     #[inline(always)]
     fn splat(x: f32) -> Self {

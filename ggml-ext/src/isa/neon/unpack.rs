@@ -64,9 +64,9 @@ pub(super) unsafe fn unpack<F: Forms>(
 #[target_feature(enable = "neon")]
 unsafe fn unpack_bundles<F: Forms>(rows: Rows, role: Role, first: usize, out: LevelBlock) {
     let levels = out.levels.wrapping_add(first * out.width);
-    let out = LevelBlock { levels, scales: out.scale_at(first, 0), ..out };
     // SAFETY: the caller's promise is passed on.
     unsafe {
+        let out = LevelBlock { levels, scales: out.scale_at(first, 0), ..out };
         match role {
             Role::Dot => F::for_scores(rows, out),
             Role::Weigh => F::for_sums(rows, out),
