@@ -1,17 +1,13 @@
 // States that a context cannot take: refused with a reason, and the context is as if nobody had asked.
 
-#include "harness.h"
+#include "life.h"
 
 #include <cstring>
 
 namespace {
 
 std::vector<uint8_t> saved(llama_context * ctx, bool whole) {
-    std::vector<uint8_t> res(whole ? llama_state_get_size(ctx) : llama_state_seq_get_size(ctx, 0));
-    const size_t n = whole ? llama_state_get_data(ctx, res.data(), res.size())
-                           : llama_state_seq_get_data(ctx, res.data(), res.size(), 0);
-    check(n == res.size(), "a state is saved");
-    return res;
+    return whole ? save_state(ctx) : save_state(ctx, 0);
 }
 
 bool taken(llama_context * ctx, const uint8_t * data, size_t size, bool whole) {

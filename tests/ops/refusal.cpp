@@ -1,9 +1,10 @@
 // What we do not serve is refused in supports_op: other ops, other types, rows in pieces.
 
-#include "harness.h"
+#include "ops.h"
 
 #include "ggml-ext-seam.h"
 
+#include <memory>
 #include <cstring>
 
 namespace {
