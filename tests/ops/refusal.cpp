@@ -4,8 +4,8 @@
 
 #include "ggml-ext-seam.h"
 
-#include <memory>
 #include <cstring>
+#include <memory>
 
 namespace {
 

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::codec::delta::RHO;
-use crate::isa::tests::{at_most, others, Noise};
+use crate::isa::tests::{at_most, others};
 use crate::isa::{kernels, scalar};
+use crate::random::Noise;
 use crate::rotation::HEAD_SIZES;
 use crate::rows;
 use proptest::prelude::*;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::codec::delta::{Delta, Kind};
-use crate::isa::tests::Noise;
+use crate::random::Noise;
 use proptest::prelude::*;
 
 fn side(name: &str, heads: u32) -> Side {
