@@ -32,10 +32,6 @@ void write_file(const uint8_t * data, size_t size) {
     out.write((const char *) data, (std::streamsize) size);
 }
 
-Bytes state_of(llama_context * ctx, bool whole) {
-    return whole ? save_state(ctx) : save_state(ctx, 0);
-}
-
 // A session file, or one of sequence 0.
 Bytes file_of(llama_context * ctx, bool whole) {
     const llama_token token = 7;

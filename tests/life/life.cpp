@@ -123,6 +123,10 @@ bool all_finite(const std::vector<float> & x) {
     return std::all_of(x.begin(), x.end(), [](float v) { return std::isfinite(v); });
 }
 
+std::vector<uint8_t> state_of(llama_context * ctx, bool whole) {
+    return whole ? save_state(ctx) : save_state(ctx, 0);
+}
+
 std::vector<uint8_t> rows_of(const std::vector<uint8_t> & state) {
     uint64_t bytes = 0;
     if (state.size() > 8 + GGML_EXT_STATE_PREFIX + 32) {

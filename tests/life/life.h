@@ -64,6 +64,8 @@ std::vector<Token> wanted(std::vector<Token> tokens);
 double largest_difference(const std::vector<float> & a, const std::vector<float> & b);
 bool   all_finite(const std::vector<float> & x);
 
+// The state of a whole context, or of sequence 0.
+std::vector<uint8_t> state_of(llama_context * ctx, bool whole);
 // The rows of a sequence's state, behind llama.cpp's magic and number, the header and what it says of cells; empty where it
 // has none.
 std::vector<uint8_t> rows_of(const std::vector<uint8_t> & state);
