@@ -77,13 +77,20 @@ void decode(const Job & job, llama_context * ctx, const std::vector<Part> & part
             }
         }
     }
+    if (wants.empty()) {
+        // a batch that fails has no logits: one token must want them
+        tokens.back().wanted = true;
+        wants.push_back(nullptr);
+    }
     const std::vector<float> logits = decode(ctx, tokens);
     const size_t n = (size_t) n_logits(ctx);
     if (logits.size() != wants.size()*n) {
         fail("decoding failed");
     }
     for (size_t i = 0; i < wants.size(); i++) {
-        wants[i]->insert(wants[i]->end(), &logits[i*n], &logits[i*n] + n);
+        if (wants[i]) {
+            wants[i]->insert(wants[i]->end(), &logits[i*n], &logits[i*n] + n);
+        }
     }
 }
 
