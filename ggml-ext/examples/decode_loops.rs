@@ -9,6 +9,7 @@ use std::hint::black_box;
 use ggml_ext::codec::format::{RowFormat, Scorer};
 use ggml_ext::codec::levels::LevelLayout;
 use ggml_ext::isa::{self, padded, Kernels, LevelBlock, Matrix, Queries, Role, CELLS};
+use ggml_ext::random::Noise;
 use ggml_ext::table::{self, Concrete, Entry};
 
 const SIZE: usize = 128;
@@ -42,13 +43,8 @@ struct Block {
 }
 
 fn noise(n: usize) -> impl Iterator<Item = u8> {
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
-    (0..n).map(move |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    })
+    let mut noise = Noise::new(1);
+    (0..n).map(move |_| (noise.bits() >> 32) as u8)
 }
 
 impl Block {

@@ -109,8 +109,8 @@ pub fn attend(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::tests::Noise;
     use crate::kv_type::KvType;
+    use crate::random::Noise;
 
     /// The vectors whose products with queries are the scores, which for some types are not what a cell decodes to.
     fn key(k: &Cache, cell: usize) -> Vec<f32> {

@@ -246,7 +246,7 @@ pub fn decode(kind: KvType, head_size: usize, bytes: &[u8]) -> Result<Vec<f32>, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::tests::Noise;
+    use crate::random::Noise;
     use crate::table;
 
     fn writable() -> impl Iterator<Item = KvType> {

@@ -63,6 +63,8 @@ pub mod lanes;
 #[doc(hidden)]
 pub mod metal;
 #[doc(hidden)]
+pub mod random;
+#[doc(hidden)]
 pub mod rotation;
 #[doc(hidden)]
 pub mod rows;

@@ -373,6 +373,7 @@ const COS_SIN: [[(f32, f32); 7]; 8] = {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::random::Noise;
 
     /// Row y of the packed transform, straight from the definition in f64.
     pub(crate) fn naive(rotation: &Rotation, x: &[f64]) -> Vec<f64> {
@@ -401,11 +402,6 @@ pub(crate) mod tests {
         Rotation::projection(size).unwrap().iter().fold(x.to_vec(), |x, r| naive(r, &x))
     }
 
-    fn noise(n: usize, seed: u64) -> Vec<f32> {
-        let mut s = seed;
-        (0..n).map(|_| (splitmix(&mut s) >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
-    }
-
     fn plans(size: usize) -> [&'static Rotation; 3] {
         let [first, second] = Rotation::projection(size).unwrap();
         [Rotation::of(size).unwrap(), first, second]
@@ -416,7 +412,7 @@ pub(crate) mod tests {
         for r in HEAD_SIZES.iter().flat_map(|&s| plans(s)) {
             let size = r.size();
             for seed in 0..4 {
-                let x = noise(size, seed);
+                let x = Noise::new(seed).flat_row(size);
                 let wide: Vec<f64> = x.iter().map(|&x| x as f64).collect();
                 let (mut y, mut back) = (vec![0.0; size], vec![0.0; size]);
                 r.forward(&x, &mut y);

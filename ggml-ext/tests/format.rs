@@ -16,7 +16,7 @@ use ggml_ext::table::{self, Concrete};
 
 const GOLDEN: &str = include_str!("format/version-1.txt");
 
-/// Numbers in -1..1 that no library function has a part in.
+/// Numbers in -1..1 that no library function has a part in. Not `random::Noise`: the golden file is made of these.
 struct Noise(u64);
 
 impl Noise {

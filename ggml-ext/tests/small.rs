@@ -2,14 +2,15 @@
 //! one query and with many, on one thread and on several. `cargo kv test --soak` runs this under Miri, which sees every
 //! byte that is touched and every thread that touches it, and is a thousand times slower.
 
+use ggml_ext::random::Noise;
 use ggml_ext::{attend, AttendOptions, Cache, KvType};
 
 const HEADS: usize = 1;
 const QUERY_HEADS: usize = 2;
 
-fn wave(seed: usize, n: usize) -> Vec<f32> {
-    // Without the library's sine: Miri varies its last bits on purpose.
-    (0..n).map(|i| ((i * 37 + seed * 101) % 64) as f32 / 32.0 - 1.0).collect()
+fn values(seed: usize, n: usize) -> Vec<f32> {
+    // Without a sine or logarithm: Miri varies their last bits on purpose.
+    Noise::new(seed as u64).flat_row(n)
 }
 
 fn near(a: &[f32], b: &[f32], bound: f32) -> bool {
@@ -31,11 +32,11 @@ fn once(kind: KvType, size: usize, as_k: bool) {
     let new = |kind: KvType| Cache::new(kind, size, HEADS, n).expect("a size that is served");
     let (mut k, mut v) = if as_k { (new(kind), new(KvType::F16)) } else { (new(KvType::F16), new(kind)) };
     // The last few, which lie on both sides of a border between groups.
-    let keys: Vec<f32> = (0..3).flat_map(|cell| wave(cell, HEADS * size)).collect();
+    let keys: Vec<f32> = (0..3).flat_map(|cell| values(cell, HEADS * size)).collect();
     k.write(n - 3, &keys).expect("three cells");
     k.write(n - 2, &keys[..HEADS * size]).expect("one cell anew");
     // All values alike, so that whatever attention looks at, it must find this one.
-    let value = wave(7, HEADS * size);
+    let value = values(7, HEADS * size);
     v.write(0, &value.repeat(n)).expect("all cells");
     let stored = v.read(n - 1).expect("the last cell");
     let read = k.read(n - 2).expect("within the cache");
@@ -43,7 +44,7 @@ fn once(kind: KvType, size: usize, as_k: bool) {
 
     // One query and three take different ways.
     for queries in [1, 3] {
-        let q = wave(5, queries * QUERY_HEADS * size);
+        let q = values(5, queries * QUERY_HEADS * size);
         let with = |threads: usize| {
             let mut options = AttendOptions::default();
             options.threads = threads;
@@ -71,7 +72,7 @@ fn lives(name: &str) {
         }
     }
     let mut cache = Cache::new(kind, 64, HEADS, 2).expect("64 is served");
-    cache.write(0, &wave(1, 2 * HEADS * 64)).expect("two cells");
+    cache.write(0, &values(1, 2 * HEADS * 64)).expect("two cells");
     let again = Cache::from_bytes(kind, 64, HEADS, cache.as_bytes().to_vec()).expect("whole cells");
     assert_eq!(cache.read(1).expect("stored"), again.read(1).expect("stored"), "{kind}");
 }

@@ -7,86 +7,17 @@
 
 #include "fixtures.h"
 
+#include "../harness/harness.h"
+#include "../harness/tokens.h"
+
 #include "ggml-backend.h"
-#include "ggml-ext.h"
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <map>
-#include <mutex>
 #include <optional>
 
-#ifndef _WIN32
-#    include <unistd.h>
-#endif
-
 namespace {
-
-bool quick = false;  // --quick: three streams and two pairs
-bool soak  = false;  // --soak: more models of each architecture
-bool verbose = false;
-
-int passed = 0, failed = 0;
-std::map<std::string, int64_t> counts;
-char case_name[256];
-
-std::string log_text;
-std::mutex  log_mutex;
-
-void take_down(ggml_log_level level, const char * text, void *) {
-    const std::lock_guard<std::mutex> lock(log_mutex);
-    if (level == GGML_LOG_LEVEL_ERROR || level == GGML_LOG_LEVEL_WARN) {
-        log_text += text;
-    }
-}
-
-std::string take_log() {
-    const std::lock_guard<std::mutex> lock(log_mutex);
-    std::string res;
-    std::swap(res, log_text);
-    return res;
-}
-
-void begin_case(const std::string & name) {
-    snprintf(case_name, sizeof(case_name), "%s", name.c_str());
-    if (verbose) {
-        printf("      %s\n", case_name);
-        fflush(stdout);
-    }
-}
-
-void check(bool ok, const std::string & what) {
-    (ok ? passed : failed)++;
-    if (!ok) {
-        printf("FAIL  archs: %s: %s\n", case_name, what.c_str());
-        fflush(stdout);
-    }
-}
-
-void check_below(double value, double bound, const std::string & what) {
-    char text[80];
-    snprintf(text, sizeof(text), " is %.3g, wanted at most %.3g", value, bound);
-    if (verbose) {
-        printf("      %s: %s%s\n", case_name, what.c_str(), text);
-    }
-    check(value <= bound, what + text); // NaN fails
-}
-
-// An abort ends the program: the suite then sees no counts, and this says where it was.
-void say_where(int) {
-#ifndef _WIN32
-    const char text[] = "FAIL  archs: aborted in ";
-    (void) !write(1, text, sizeof(text) - 1);
-    (void) !write(1, case_name, strlen(case_name));
-    (void) !write(1, "\n", 1);
-#endif
-    std::signal(SIGABRT, SIG_DFL);
-    std::abort();
-}
 
 struct Types {
     std::string k, v;
@@ -109,12 +40,7 @@ const Types OURS[] = {
 
 const Types EXACT = { "f32", "f32", false, "" };
 
-using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
-
 Context new_context(llama_model * model, const Types & types, uint32_t n_stream) {
-    const auto type = [](const std::string & name) {
-        return name == "f32" ? GGML_TYPE_F32 : (ggml_type) ggml_ext_type_from_name(name.c_str());
-    };
     llama_context_params p = llama_context_default_params();
     p.n_ctx           = 256*n_stream;
     p.n_batch         = 256;
@@ -123,8 +49,8 @@ Context new_context(llama_model * model, const Types & types, uint32_t n_stream)
     p.kv_unified      = false;
     p.n_threads       = 1;
     p.n_threads_batch = 1;
-    p.type_k          = type(types.k);
-    p.type_v          = type(types.v);
+    p.type_k          = cache_type(types.k);
+    p.type_v          = cache_type(types.v);
     p.flash_attn_type = types.flash_attn ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     p.no_perf         = true;
     take_log();
@@ -135,8 +61,7 @@ Context new_context(llama_model * model, const Types & types, uint32_t n_stream)
 class Life {
   public:
     Life(const Fixture & fixture, llama_model * model, const Types & types, uint32_t n_stream)
-        : fixture(fixture), n_stream(n_stream), n_vocab(llama_vocab_n_tokens(llama_model_get_vocab(model))),
-          ctx(new_context(model, types, n_stream)), next(n_stream, 0) {}
+        : fixture(fixture), n_stream(n_stream), ctx(new_context(model, types, n_stream)), next(n_stream, 0) {}
 
     explicit operator bool() const { return ctx != nullptr; }
 
@@ -146,26 +71,14 @@ class Life {
 
     // `n` more tokens of each sequence in one batch; all their logits, empty where decoding failed
     std::vector<float> append(int n) {
-        std::vector<float> res;
-        llama_batch batch = llama_batch_init((int32_t) n_stream*n, 0, 1);
+        std::vector<Token> tokens;
         for (uint32_t s = 0; s < n_stream; s++) {
-            for (int i = 0; i < n; i++) {
-                const int at = batch.n_tokens++;
-                batch.token[at]     = (llama_token) ((next[s]*7 + next[s]/5*31 + (llama_pos) s*17 + 3) % 128);
-                batch.pos[at]       = next[s]++;
-                batch.n_seq_id[at]  = 1;
-                batch.seq_id[at][0] = (llama_seq_id) s;
-                batch.logits[at]    = true;
+            for (int i = 0; i < n; i++, next[s]++) {
+                const llama_token token = (next[s]*7 + next[s]/5*31 + (llama_pos) s*17 + 3) % 128;
+                tokens.push_back({ token, next[s], (llama_seq_id) s, true });
             }
         }
-        const bool ok = (!fixture.encodes || llama_encode(ctx.get(), batch) == 0) && llama_decode(ctx.get(), batch) == 0;
-        for (int i = 0; ok && i < batch.n_tokens; i++) {
-            const float * logits = llama_get_logits_ith(ctx.get(), i);
-            res.insert(res.end(), logits, logits + n_vocab);
-        }
-        counts["tokens decoded"] += batch.n_tokens;
-        llama_batch_free(batch);
-        return res;
+        return decode(ctx.get(), tokens, fixture.encodes);
     }
 
     // Drops the tokens after the first four of each sequence and moves the others up; false where the memory cannot.
@@ -181,27 +94,17 @@ class Life {
         return true;
     }
 
-    std::vector<uint8_t> save() const {
-        std::vector<uint8_t> res(llama_state_get_size(ctx.get()));
-        res.resize(llama_state_get_data(ctx.get(), res.data(), res.size()));
-        return res;
-    }
+    std::vector<uint8_t> save() const { return save_state(ctx.get()); }
 
-    std::vector<uint8_t> save(llama_seq_id seq) const {
-        std::vector<uint8_t> res(llama_state_seq_get_size(ctx.get(), seq));
-        res.resize(llama_state_seq_get_data(ctx.get(), res.data(), res.size(), seq));
-        return res;
-    }
+    std::vector<uint8_t> save(llama_seq_id seq) const { return save_state(ctx.get(), seq); }
 
     // With the positions that its sequences had reached when it was saved.
     bool restore(const std::vector<uint8_t> & state, const std::vector<llama_pos> & positions) {
         next = positions;
-        return llama_state_set_data(ctx.get(), state.data(), state.size()) == state.size();
+        return restore_state(ctx.get(), state);
     }
 
-    bool restore(const std::vector<uint8_t> & state, llama_seq_id seq) {
-        return llama_state_seq_set_data(ctx.get(), state.data(), state.size(), seq) == state.size();
-    }
+    bool restore(const std::vector<uint8_t> & state, llama_seq_id seq) { return restore_state(ctx.get(), state, seq); }
 
     llama_seq_id last_seq() const { return (llama_seq_id) n_stream - 1; }
 
@@ -214,7 +117,6 @@ class Life {
 
     const Fixture &        fixture;
     uint32_t               n_stream;
-    int                    n_vocab;
     Context                ctx;
     std::vector<llama_pos> next;
 };
@@ -236,7 +138,7 @@ Record live(Life & life, bool shifts) {
     if (shifts && life.shift()) {
         res.shifted = life.append(1);
     }
-    counts["contexts"]++;
+    count("contexts");
     return res;
 }
 
@@ -297,7 +199,6 @@ void test_states(Life & life, Life & other, const Types & types, double loss) {
     check_below(nmse(wanted, other.append(1)), types.grouped() ? loss : SAME, "NMSE after restoring all sequences");
     check(other.restore(all, positions) && other.forget(last) && other.restore(one, last), "the state of one sequence comes back");
     check_below(nmse(wanted, other.append(1)), types.grouped() ? loss : SAME, "NMSE after restoring one sequence");
-    counts["states restored"] += 3;
 }
 
 void test_types(const Fixture & fixture, llama_model * model, const Types & types, uint32_t n_stream, const Record & exact, const std::optional<Loss> & upstream) {
@@ -307,7 +208,7 @@ void test_types(const Fixture & fixture, llama_model * model, const Types & type
     const std::string log = take_log();
     if (!refusal.empty()) {
         check(!life && log.find(refusal) != std::string::npos, life ? "a context that cannot work was made" : "refused without the reason: " + log);
-        counts["contexts refused"]++;
+        count("contexts refused");
         return;
     }
     check(!!life, "no context: " + log);
@@ -321,7 +222,7 @@ void test_types(const Fixture & fixture, llama_model * model, const Types & type
     check_below(nmse(exact.tokens, record.tokens), bound_of(loss.tokens, types.like, false), "NMSE of tokens");
     if (!exact.shifted.empty()) {
         check_below(nmse(exact.shifted, record.shifted), bound_of(loss.shifted, types.like, false), "NMSE after a shift");
-        counts["shifts"]++;
+        count("shifts");
     }
     if (life.has_memory() && !fixture.encodes) {
         Life other(fixture, model, types, n_stream);
@@ -340,13 +241,15 @@ bool shift_works(const Fixture & fixture) {
 }
 
 void test_fixture(const Fixture & fixture, size_t seed) {
-    begin_case(fixture.name);
+    if (!begin_case(fixture.name)) {
+        return;
+    }
     const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(fixture.load(seed), llama_model_free);
     check(model != nullptr, "the model is made");
     if (!model) {
         return;
     }
-    counts["models"]++;
+    count("models");
     const Types & shifted_by = OURS[refusal_of(fixture, OURS[0]).empty() ? 0 : 3];
     for (uint32_t n_stream : { 1u, 3u }) {
         if (streams_work(fixture) ? quick && n_stream == 1 : n_stream > 1) {
@@ -382,37 +285,14 @@ void test_fixture(const Fixture & fixture, size_t seed) {
 }  // namespace
 
 int main(int argc, char ** argv) {
-    std::string filter;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--quick") == 0) {
-            quick = true;
-        } else if (strcmp(argv[i], "--soak") == 0) {
-            soak = true;
-        } else if (strcmp(argv[i], "--verbose") == 0) {
-            verbose = true;
-        } else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc) {
-            filter = argv[++i];
-        } else {
-            fprintf(stderr, "usage: %s [--quick | --soak] [--verbose] [--filter ARCHITECTURE]\n", argv[0]);
-            return 2;
-        }
-    }
-    std::signal(SIGABRT, say_where);
-    llama_log_set(take_down, nullptr);
+    begin_program("archs", argc, argv);
+    llama_log_set(keep_log, nullptr);
     ggml_backend_load_all();
     llama_backend_init();
-
     for (const Fixture & fixture : fixtures()) {
-        if (fixture.name.find(filter) != std::string::npos) {
-            for (size_t seed = 1; seed <= (soak ? 5 : 1); seed++) {
-                test_fixture(fixture, seed);
-            }
+        for (size_t seed = 1; seed <= (soak ? 5 : 1); seed++) {
+            test_fixture(fixture, seed);
         }
     }
-
-    for (const auto & [what, n] : counts) {
-        printf("archs: %lld %s\n", (long long) n, what.c_str());
-    }
-    printf("%d passed, %d failed, 0 skipped\n", passed, failed);
-    return failed == 0 && passed > 0 ? 0 : 1;
+    return end_program();
 }

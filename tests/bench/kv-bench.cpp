@@ -1,5 +1,7 @@
 #include "kv-bench.h"
 
+#include "../harness/random.h"
+
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml-ext.h"
@@ -11,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -76,27 +79,14 @@ void use_threads(int n) {
     pool_set(backend(), pool);
 }
 
-uint64_t next(uint64_t & state) {
-    uint64_t z = state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30))*0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27))*0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
 // n normal values: a window, somewhere, of a few millions that are drawn once.
-const float * normals(size_t n, uint64_t & state) {
+const float * normals(size_t n, Rng & rng) {
     static std::vector<float> pool;
     const size_t spare = 1 << 20;
     if (pool.size() < n + spare) {
-        uint64_t own = 1;
-        pool.resize(n + spare);
-        for (float & x : pool) {
-            const double u = ((next(own) >> 11) + 1)/9007199254740993.0;
-            const double v = (next(own) >> 11)/9007199254740992.0;
-            x = (float) (std::sqrt(-2.0*std::log(u))*std::cos(6.283185307179586*v));
-        }
+        pool = Rng(1).normals(n + spare);
     }
-    return pool.data() + next(state) % (pool.size() - n);
+    return pool.data() + rng.below((int64_t) (pool.size() - n));
 }
 
 ggml_type type_of(const std::string & name, int head_size) {
@@ -159,7 +149,7 @@ struct Graph {
 };
 
 // Writes every row of `cache` with random values, a batch at a time.
-void fill(ggml_tensor * cache, uint64_t & state) {
+void fill(ggml_tensor * cache, Rng & rng) {
     const int64_t width = cache->ne[0];
     for (int64_t first = 0; first < cache->ne[1]; first += FILL_TOKENS) {
         const int64_t n = std::min(FILL_TOKENS, cache->ne[1] - first);
@@ -170,10 +160,8 @@ void fill(ggml_tensor * cache, uint64_t & state) {
         g.allocate();
         g.check();
         std::vector<int64_t> rows(n);
-        for (int64_t i = 0; i < n; i++) {
-            rows[i] = first + i;
-        }
-        ggml_backend_tensor_set(src, normals(width*n, state), 0, ggml_nbytes(src));
+        std::iota(rows.begin(), rows.end(), first);
+        ggml_backend_tensor_set(src, normals(width*n, rng), 0, ggml_nbytes(src));
         ggml_backend_tensor_set(at, rows.data(), 0, ggml_nbytes(at));
         if (!g.compute()) {
             throw std::runtime_error("the cache could not be written");
@@ -205,15 +193,15 @@ kvb_problem * kvb_attention(const char * type_k, const char * type_v, int head_s
         auto p = std::make_unique<kvb_problem>();
         p->threads = threads;
         use_threads(threads);
-        uint64_t state = 7;
+        Rng rng(7);
 
         const int64_t width = (int64_t) head_size*n_head_kv;
         ggml_tensor * k_cache = ggml_new_tensor_2d(p->cache.ctx, type_of(type_k, head_size), width, cells);
         ggml_tensor * v_cache = ggml_new_tensor_2d(p->cache.ctx, type_of(type_v, head_size), width, cells);
         p->cache.allocate();
         p->bytes = ggml_nbytes(k_cache) + ggml_nbytes(v_cache);
-        fill(k_cache, state);
-        fill(v_cache, state);
+        fill(k_cache, rng);
+        fill(v_cache, rng);
 
         // as build_attn_mha makes it
         ggml_context * ctx = p->graph.ctx;
@@ -231,7 +219,7 @@ kvb_problem * kvb_attention(const char * type_k, const char * type_v, int head_s
         p->graph.allocate();
         p->graph.check();
 
-        ggml_backend_tensor_set(q, normals(ggml_nelements(q), state), 0, ggml_nbytes(q));
+        ggml_backend_tensor_set(q, normals(ggml_nelements(q), rng), 0, ggml_nbytes(q));
         std::vector<ggml_fp16_t> seen(cells*queries, ggml_fp32_to_fp16(0.0f));
         for (int64_t i = 0; i < queries; i++) {
             for (int64_t cell = std::max<int64_t>(cells - queries + i + 1, 0); cell < cells; cell++) {
@@ -249,7 +237,7 @@ kvb_problem * kvb_encode(const char * type, int head_size, int n_head_kv, int to
         auto p = std::make_unique<kvb_problem>();
         p->threads = threads;
         use_threads(threads);
-        uint64_t state = 11;
+        Rng rng(11);
 
         const int64_t width = (int64_t) head_size*n_head_kv;
         const ggml_type t = type_of(type, head_size);
@@ -262,10 +250,8 @@ kvb_problem * kvb_encode(const char * type, int head_size, int n_head_kv, int to
         p->cache.allocate();
         ggml_backend_buffer_clear(p->cache.buffer, 0);
         std::vector<int64_t> rows(tokens);
-        for (int i = 0; i < tokens; i++) {
-            rows[i] = i;
-        }
-        ggml_backend_tensor_set(src, normals(width*tokens, state), 0, ggml_nbytes(src));
+        std::iota(rows.begin(), rows.end(), 0);
+        ggml_backend_tensor_set(src, normals(width*tokens, rng), 0, ggml_nbytes(src));
         ggml_backend_tensor_set(at, rows.data(), 0, ggml_nbytes(at));
 
         for (ggml_tensor * cache : caches) {

@@ -1,6 +1,7 @@
 #include "bench.h"
 
-#include "../ops/harness.h"
+#include "../harness/graph.h"
+#include "../harness/random.h"
 
 #include "ggml-alloc.h"
 
@@ -48,12 +49,8 @@ std::vector<uint8_t> rows_of_noise(ggml_backend_t backend, ggml_type type, int64
     for (int64_t i = width; i < width*rows; i++) {
         x[i] = 0.7f*x[i - width] + 0.7f*x[i];
     }
-    std::vector<int64_t> all(rows);
-    for (int64_t i = 0; i < rows; i++) {
-        all[i] = i;
-    }
     set_floats(floats, x);
-    set_indices(index, all);
+    set_indices(index, counting(0, rows));
     ggml_backend_graph_compute(backend, graph);
     return get_bytes(cache);
 }
@@ -144,11 +141,7 @@ double writing(ggml_backend_t backend, ggml_type type, int64_t width, int tokens
     ggml_backend_buffer_clear(c.buffer, 0);
     Rng rng(3);
     set_floats(floats, rng.normals(width*tokens));
-    std::vector<int64_t> cells(tokens);
-    for (int i = 0; i < tokens; i++) {
-        cells[i] = 1024 + i;
-    }
-    set_indices(index, cells);
+    set_indices(index, counting(1024, tokens));
     return timed(backend, graph, nodes, 4);
 }
 

@@ -2,20 +2,15 @@
 // the backend's own.
 
 #include "../gpu/cases.h"
-#include "../ops/harness.h"
+#include "../harness/harness.h"
 #include "bench.h"
 
 #include "ggml-cuda.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
-
-extern bool        verbose;
-extern std::string filter;
-extern int         passed, failed, skipped;
-void               print_peaks();
 
 namespace {
 
@@ -36,30 +31,17 @@ int main(int argc, char ** argv) {
     BenchOptions options;
     options.cells = { 8192, 32768, 131072 };
     options.pairs = { "srft4/srft4", "delta4/srft4", "srft8/srft8", "srft3/srft3", "delta3/srft3", "polar4/polar4", "turbo4/turbo4", "qjl1/srft4" };
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--quick") == 0) {
-            quick = true;
-        } else if (strcmp(argv[i], "--soak") == 0) {
-            quick = false;
-        } else if (strcmp(argv[i], "--verbose") == 0) {
-            verbose = true;
-        } else if (strcmp(argv[i], "--bench") == 0) {
-            benching = true;
-        } else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc) {
-            filter = argv[++i];
-        } else if (strcmp(argv[i], "--pairs") == 0 && i + 1 < argc) {
-            options.pairs = split(argv[++i]);
-        } else if (strcmp(argv[i], "--cells") == 0 && i + 1 < argc) {
+    begin_program("cuda", argc, argv, {
+        { "--bench", nullptr,  [&](const char *) { benching = true; } },
+        { "--cells", "N,…",    [&](const char * list) {
             options.cells.clear();
-            for (const std::string & n : split(argv[++i])) {
+            for (const std::string & n : split(list)) {
                 options.cells.push_back(atoll(n.c_str()));
             }
-        } else {
-            fprintf(stderr, "usage: %s [--quick | --soak] [--verbose] [--filter TEXT] | --bench [--cells N,…] [--pairs K/V,…]\n", argv[0]);
-            return 2;
-        }
-    }
-    ggml_log_set(only_errors, nullptr);
+        } },
+        { "--pairs", "K/V,…",  [&](const char * list) { options.pairs = split(list); } },
+    });
+    ggml_log_set(print_errors, nullptr);
     ggml_backend_load_all();
     if (ggml_backend_cuda_get_device_count() == 0) {
         printf("no CUDA device\n0 passed, 0 failed, 1 skipped\n");
@@ -79,9 +61,5 @@ int main(int argc, char ** argv) {
     test.name    = "CUDA";
     test.is_fast = true;
     run_gpu_cases(test);
-    if (verbose) {
-        print_peaks();
-    }
-    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-    return failed == 0 && passed > 0 ? 0 : 1;
+    return end_program();
 }

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "ggml-backend.h"
-#include "ggml.h"
 
 #include <functional>
 #include <string>
@@ -19,6 +18,3 @@ struct GpuTest {
 };
 
 void run_gpu_cases(const GpuTest & test);
-
-// Refusals are warnings, and there are many of them in these cases.
-void only_errors(ggml_log_level level, const char * text, void * user_data);

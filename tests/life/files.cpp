@@ -1,7 +1,7 @@
 // State files that were cut, that somebody has crafted, or that are large: what cannot be restored is refused before
 // anything is changed or allocated for it, and what can takes no memory of its size.
 
-#include "harness.h"
+#include "life.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -30,13 +30,6 @@ Bytes read_file() {
 void write_file(const uint8_t * data, size_t size) {
     std::ofstream out(path(), std::ios::binary | std::ios::trunc);
     out.write((const char *) data, (std::streamsize) size);
-}
-
-Bytes state_of(llama_context * ctx, bool whole) {
-    Bytes res(whole ? llama_state_get_size(ctx) : llama_state_seq_get_size(ctx, 0));
-    const size_t n = whole ? llama_state_get_data(ctx, res.data(), res.size()) : llama_state_seq_get_data(ctx, res.data(), res.size(), 0);
-    check(n == res.size(), "a state is saved");
-    return res;
 }
 
 // A session file, or one of sequence 0.
@@ -353,13 +346,13 @@ void test_large(const Pair & types) {
 // A disk that fails when the first rows are on their way: the file ends where the log speaks.
 std::string truncated;
 
-void take_down_and_truncate(ggml_log_level level, const char * text, void * data) {
+void keep_log_and_truncate(ggml_log_level level, const char * text, void * data) {
     if (strstr(text, "written anew") && truncated.empty()) {
         truncated = text;
         std::error_code error;
         std::filesystem::resize_file(path(), 20000, error);
     }
-    take_down(level, text, data);
+    keep_log(level, text, data);
 }
 
 void test_failing_disk() {
@@ -375,23 +368,18 @@ void test_failing_disk() {
         llama_memory_seq_rm(mem, 1, first, first + 30);
     }
     decode(ctx.get(), text(0, 0, 5));
-    const auto other = [&]() {
-        Bytes res(llama_state_seq_get_size(ctx.get(), 1));
-        llama_state_seq_get_data(ctx.get(), res.data(), res.size(), 1);
-        return res;
-    };
     check(file_of(source.get(), false).size() > 30000, "a file is larger than what is left of it");
     take_log();
     truncated.clear();
-    llama_log_set(take_down_and_truncate, nullptr);
+    llama_log_set(keep_log_and_truncate, nullptr);
     const bool taken = load_file(ctx.get(), false);
-    llama_log_set(take_down, nullptr);
+    llama_log_set(keep_log, nullptr);
     const std::string log = take_log();
     check(!truncated.empty(), "the file was cut while it was read: " + log);
     check(!taken, "a read that fails is an error");
     check(log.find("sequence is empty now") != std::string::npos && log.find("reached end of file") != std::string::npos, "the log says what happened: " + log);
     check(llama_memory_seq_pos_max(mem, 0) == -1, "nothing half restored stays behind");
-    check(llama_memory_seq_pos_max(mem, 1) == 255 && !other().empty(), "other sequences stay");
+    check(llama_memory_seq_pos_max(mem, 1) == 255 && !save_state(ctx.get(), 1).empty(), "other sequences stay");
     const auto logits = decode(ctx.get(), text(0, 0, 5));
     check(!logits.empty() && all_finite(logits), "the context goes on");
 }

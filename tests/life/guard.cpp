@@ -1,6 +1,6 @@
 // The guard in a cache that llama.cpp makes: what it reads of a model's weights, and what it is worth.
 
-#include "harness.h"
+#include "life.h"
 
 namespace {
 
@@ -11,17 +11,10 @@ bool has(const std::string & text, const std::string & part) {
 // The mean divergence of what a model says with these types from what it says with f16.
 double loss(const Shape & shape, const Pair & types) {
     Context exact = new_context(shape, { "f16", "f16" }, {}), coded = new_context(shape, types, {});
-    std::vector<Token> tokens = text(0, 0, 100);
-    for (Token & token : tokens) {
-        token.wanted = true;
-    }
+    const std::vector<Token> tokens = wanted(text(0, 0, 100));
     const auto a = decode(exact.get(), tokens), b = decode(coded.get(), tokens);
     check(a.size() == tokens.size()*N_VOCAB && b.size() == a.size() && all_finite(b), "it says something");
-    double sum = 0.0;
-    for (size_t i = 0; i < b.size(); i += N_VOCAB) {
-        sum += kl_divergence(&a[i], &b[i]);
-    }
-    return sum/(double) tokens.size();
+    return mean(kl_divergences(a, b, N_VOCAB));
 }
 
 // What the log says when a cache is made.

@@ -4,7 +4,7 @@
 // differ by their widths. Keys that are coded in groups get groups of their own, founded anew, and attention takes a group
 // at a time, so both say the same bit for bit. Other types differ by the order of sums alone. And what is saved of one sequence has nothing of the others in it.
 
-#include "harness.h"
+#include "life.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,25 +15,13 @@ namespace {
 // What sums in another order lead to where codes fall to the other side.
 constexpr double OTHER_ORDER = 2e-3;
 
-std::vector<Token> wanted(std::vector<Token> tokens) {
-    for (Token & t : tokens) {
-        t.wanted = true;
-    }
-    return tokens;
-}
-
 void remove_all(llama_context * ctx, llama_seq_id seq, llama_pos from = -1, llama_pos to = -1) {
     llama_memory_seq_rm(llama_get_memory(ctx), seq, from, to);
 }
 
 void check_like_fresh(const Pair & types, const std::vector<float> & fresh, const std::vector<float> & got, const std::string & what) {
     check(!fresh.empty() && fresh.size() == got.size(), what + ": it decodes");
-    double worst = fresh.size() == got.size() ? 0.0 : INFINITY;
-    for (size_t i = 0; i < fresh.size() && i < got.size(); i += N_VOCAB) {
-        const double kl = kl_divergence(&fresh[i], &got[i]);
-        worst = kl <= worst ? worst : kl;
-    }
-    check_below(worst, is_grouped(types) ? 0.0 : OTHER_ORDER, what + ": KL to a fresh context");
+    check_below(largest(kl_divergences(fresh, got, N_VOCAB)), is_grouped(types) ? 0.0 : OTHER_ORDER, what + ": KL to a fresh context");
 }
 
 std::vector<float> fresh(const Shape & shape, const Pair & types, const std::vector<Token> & tokens, bool swa_full = false) {
@@ -114,12 +102,7 @@ void test_shared_window(const Pair & types) {
         logits[swa_full] = decode(ctx.get(), wanted(text(0, 512, 712)));
     }
     check(logits[0].size() == 200*N_VOCAB && logits[1].size() == logits[0].size(), "every batch decodes: " + take_log());
-    double worst = 0.0;
-    for (size_t i = 0; i < std::min(logits[0].size(), logits[1].size()); i += N_VOCAB) {
-        const double kl = kl_divergence(&logits[1][i], &logits[0][i]);
-        worst = kl <= worst ? worst : kl;
-    }
-    check_below(worst, OTHER_ORDER, "KL to a cache that keeps all cells");
+    check_below(largest(kl_divergences(logits[1], logits[0], N_VOCAB)), OTHER_ORDER, "KL to a cache that keeps all cells");
 }
 
 // A cache so full that sequences share groups still takes every token.
@@ -144,18 +127,6 @@ void test_full(const Shape & shape, const Pair & types) {
     take_log();
 }
 
-// The rows of a sequence's state.
-std::vector<uint8_t> rows_of(llama_context * ctx, llama_seq_id seq) {
-    std::vector<uint8_t> state(llama_state_seq_get_size(ctx, seq));
-    check(llama_state_seq_get_data(ctx, state.data(), state.size(), seq) == state.size(), "a sequence is saved");
-    uint64_t bytes = 0;
-    if (state.size() > 8 + GGML_EXT_STATE_PREFIX + 32) {
-        memcpy(&bytes, &state[8 + GGML_EXT_STATE_PREFIX + 24], sizeof(bytes));
-    }
-    check(bytes > 0 && bytes < state.size(), "a state has rows");
-    return bytes < state.size() ? std::vector<uint8_t>(state.end() - bytes, state.end()) : std::vector<uint8_t>();
-}
-
 // What is saved of a sequence is the same whatever others hold: those that live beside it, those that go on from a common
 // beginning in the same group, and those that are gone.
 void test_private_states(const Shape & shape, const Pair & types) {
@@ -174,7 +145,8 @@ void test_private_states(const Shape & shape, const Pair & types) {
         decode(ctx.get(), secret);
         decode(ctx.get(), text(1, 50, 90));
         decode(ctx.get(), text(other, 0, 20));
-        rows.push_back(rows_of(ctx.get(), 1));
+        rows.push_back(rows_of(save_state(ctx.get(), 1)));
+        check(!rows.back().empty(), "a state has rows");
     }
     check(rows[0] == rows[1], "a state is the same byte for byte whatever other sequences hold");
 }

@@ -1,7 +1,7 @@
 // Memories without a type of ours: their states are llama.cpp's own, whatever they write and read, nothing included. A
 // draft that shares the cache of another context has such a memory; here is one that does as much as each case needs.
 
-#include "harness.h"
+#include "life.h"
 
 #include "ggml-ext-state.h"
 

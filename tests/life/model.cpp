@@ -1,7 +1,7 @@
 // Models of random weights, small enough to be made and loaded in no time. What they say means nothing, but it depends on
 // every key and value: queries and keys are scaled so that attention is neither even nor a single cell.
 
-#include "harness.h"
+#include "life.h"
 
 #include "ggml.h"
 #include "gguf.h"

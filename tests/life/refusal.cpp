@@ -1,18 +1,10 @@
 // States that a context cannot take: refused with a reason, and the context is as if nobody had asked.
 
-#include "harness.h"
+#include "life.h"
 
 #include <cstring>
 
 namespace {
-
-std::vector<uint8_t> saved(llama_context * ctx, bool whole) {
-    std::vector<uint8_t> res(whole ? llama_state_get_size(ctx) : llama_state_seq_get_size(ctx, 0));
-    const size_t n = whole ? llama_state_get_data(ctx, res.data(), res.size())
-                           : llama_state_seq_get_data(ctx, res.data(), res.size(), 0);
-    check(n == res.size(), "a state is saved");
-    return res;
-}
 
 bool taken(llama_context * ctx, const uint8_t * data, size_t size, bool whole) {
     return (whole ? llama_state_set_data(ctx, data, size) : llama_state_seq_set_data(ctx, data, size, 0)) > 0;
@@ -25,7 +17,7 @@ struct Victim {
 
     Victim(const Shape & shape, const Pair & types, const Setup & setup) : ctx(new_context(shape, types, setup)) {
         decode(ctx.get(), text(0, 0, 75));
-        before = saved(ctx.get(), true);
+        before = state_of(ctx.get(), true);
     }
 
     // `words`: what the reason must name.
@@ -36,7 +28,7 @@ struct Victim {
         for (const std::string & word : words) {
             check(reason.find(word) != std::string::npos, what + ": no '" + word + "' in: " + reason);
         }
-        check(saved(ctx.get(), true) == before, what + ": the context is unchanged");
+        check(state_of(ctx.get(), true) == before, what + ": the context is unchanged");
         count("bad states refused");
     }
 
@@ -69,7 +61,7 @@ void test_other_types() {
                     const auto name = [](const std::string & t) { return t == "f16" ? t : t + "_64"; };
                     words = { "layer 0", name(k ? from.k : from.v), name(k ? to.k : to.v) };
                 }
-                victim.refuses(saved(source.get(), whole), whole, words, whole ? "a whole state" : "a sequence");
+                victim.refuses(state_of(source.get(), whole), whole, words, whole ? "a whole state" : "a sequence");
             }
             check(!decode(victim.ctx.get(), text(0, 75, 80)).empty(), "the context still decodes");
         }
@@ -83,27 +75,27 @@ void test_other_contexts() {
         for (const Shape * shape : { &HEADS_OF_128, &HEADS_OF_80 }) {
             Context other = new_context(*shape, types, { 512, 2, true });
             decode(other.get(), text(0, 0, 100));
-            victim.refuses(saved(other.get(), true), true, { "layers" }, "another model");
+            victim.refuses(state_of(other.get(), true), true, { "layers" }, "another model");
         }
         Context streams = new_context(HEADS_OF_64, types, { 512, 2, false });
         decode(streams.get(), text(0, 0, 100));
-        victim.refuses(saved(streams.get(), true), true, { "2 streams", "1" }, "a state of streams");
+        victim.refuses(state_of(streams.get(), true), true, { "2 streams", "1" }, "a state of streams");
         Context large = new_context(HEADS_OF_64, types, { 1024, 2, true });
         decode(large.get(), text(0, 0, 600));
         for (bool whole : { true, false }) {
-            victim.refuses(saved(large.get(), whole), whole, { "600 cells", "free" }, "more cells than there are");
+            victim.refuses(state_of(large.get(), whole), whole, { "600 cells", "free" }, "more cells than there are");
         }
         Context many = new_context(HEADS_OF_64, types, { 512, 4, true });
         decode(many.get(), text(3, 0, 20));
-        victim.refuses(saved(many.get(), true), true, { "4 sequences" }, "more sequences than there may be");
+        victim.refuses(state_of(many.get(), true), true, { "4 sequences" }, "more sequences than there may be");
     }
     if (begin_case("no room for a sequence")) {
         Context source = new_context(HEADS_OF_64, types, { 512, 2, true });
         decode(source.get(), text(0, 0, 100));
         Victim victim(HEADS_OF_64, types, { 256, 2, true });
         decode(victim.ctx.get(), text(1, 0, 160));
-        victim.before = saved(victim.ctx.get(), true);
-        victim.refuses(saved(source.get(), false), false, { "100 cells", "96 are free" }, "a sequence without room");
+        victim.before = state_of(victim.ctx.get(), true);
+        victim.refuses(state_of(source.get(), false), false, { "100 cells", "96 are free" }, "a sequence without room");
     }
 }
 
@@ -125,7 +117,7 @@ void test_damage() {
         Victim victim(HEADS_OF_64, types, { 512, 2, true });
         Context source = new_context(HEADS_OF_64, types, { 512, 2, true });
         decode(source.get(), text(0, 0, 100));
-        const auto state = saved(source.get(), false);
+        const auto state = state_of(source.get(), false);
         // magic and sequence of llama.cpp, then ours
         const size_t begin = 8, header = begin + GGML_EXT_STATE_PREFIX + u32_at(state, begin + 8);
         const size_t meta  = header + u64_at(state, begin + GGML_EXT_STATE_PREFIX + 8);
@@ -140,7 +132,7 @@ void test_damage() {
         for (size_t size = 0; size < state.size(); size += size < meta ? 1 : 997) {
             victim.refuses_quietly(state.data(), size, false, "a state cut to " + std::to_string(size) + " bytes");
         }
-        check(saved(victim.ctx.get(), true) == victim.before, "the context is unchanged");
+        check(state_of(victim.ctx.get(), true) == victim.before, "the context is unchanged");
         check(take_log().find("checksum") != std::string::npos, "the log tells of checksums");
 
         // whatever rows hold, they are read as something

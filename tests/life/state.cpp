@@ -5,7 +5,7 @@
 // are coded in groups stay equal bit for bit wherever whole groups are free; a case of its own restores into a cache
 // without a free group, where they are rounded once more.
 
-#include "harness.h"
+#include "life.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -15,53 +15,17 @@ namespace {
 
 constexpr double OTHER_ORDER = 2e-4;  // KL of sums in another order
 
-std::vector<uint8_t> whole_state(llama_context * ctx) {
-    std::vector<uint8_t> res(llama_state_get_size(ctx));
-    const size_t n = llama_state_get_data(ctx, res.data(), res.size());
-    check(n == res.size() && n > 0, "a state has the size that was told");
-    count("states saved");
-    return res;
-}
-
-std::vector<uint8_t> seq_state(llama_context * ctx, llama_seq_id seq, llama_state_seq_flags flags = 0) {
-    std::vector<uint8_t> res(llama_state_seq_get_size_ext(ctx, seq, flags));
-    const size_t n = llama_state_seq_get_data_ext(ctx, res.data(), res.size(), seq, flags);
-    check(n == res.size() && n > 0, "a sequence's state has the size that was told");
-    count("states saved");
-    return res;
-}
-
-bool restore(llama_context * ctx, const std::vector<uint8_t> & state) {
-    count("states restored");
-    return llama_state_set_data(ctx, state.data(), state.size()) == state.size();
-}
-
-bool restore_seq(llama_context * ctx, const std::vector<uint8_t> & state, llama_seq_id seq, llama_state_seq_flags flags = 0) {
-    count("states restored");
-    return llama_state_seq_set_data_ext(ctx, state.data(), state.size(), seq, flags) == state.size();
-}
-
 void append(std::vector<Token> & to, const std::vector<Token> & tokens) {
     to.insert(to.end(), tokens.begin(), tokens.end());
-}
-
-// The rows of a sequence's state, behind llama.cpp's magic and number, the header and what it says of cells.
-std::vector<uint8_t> rows_of(const std::vector<uint8_t> & state) {
-    uint64_t bytes = 0;
-    if (state.size() > 8 + GGML_EXT_STATE_PREFIX + 32) {
-        memcpy(&bytes, &state[8 + GGML_EXT_STATE_PREFIX + 24], sizeof(bytes));
-    }
-    return bytes <= state.size() ? std::vector<uint8_t>(state.end() - bytes, state.end()) : std::vector<uint8_t>();
 }
 
 // The next tokens of a sequence as another sequence says them.
 std::vector<Token> next(llama_seq_id text_of, llama_pos from, llama_pos to, llama_seq_id seq) {
     std::vector<Token> res = text(text_of, from, to);
     for (Token & t : res) {
-        t.seq    = seq;
-        t.wanted = true;
+        t.seq = seq;
     }
-    return res;
+    return wanted(res);
 }
 
 void check_same(const std::vector<float> & want, const std::vector<float> & got, double bound, const std::string & what) {
@@ -69,15 +33,10 @@ void check_same(const std::vector<float> & want, const std::vector<float> & got,
     if (want.empty() || want.size() != got.size()) {
         return;
     }
-    double worst = 0.0;
-    for (size_t i = 0; i < want.size(); i += N_VOCAB) {
-        const double kl = kl_divergence(&want[i], &got[i]);
-        worst = kl <= worst ? worst : kl;
-    }
     if (bound == 0.0) {
         check_below(largest_difference(want, got), 0.0, what + ": largest difference");
     } else {
-        check_below(worst, bound, what + ": KL");
+        check_below(largest(kl_divergences(want, got, N_VOCAB)), bound, what + ": KL");
     }
 }
 
@@ -88,9 +47,9 @@ void test_in_order(const Shape & shape, const Pair & types, bool unified) {
     decode(a.get(), text(0, 0, 150));
     decode(b.get(), text(1, 0, 30)); // what was there before is gone
 
-    const auto state = whole_state(a.get());
-    check(restore(b.get(), state), "a whole context is restored: " + take_log());
-    check(whole_state(b.get()) == state, "what is restored and saved again is the same byte for byte");
+    const auto state = save_state(a.get());
+    check(restore_state(b.get(), state), "a whole context is restored: " + take_log());
+    check(save_state(b.get()) == state, "what is restored and saved again is the same byte for byte");
     const auto file = folder() + "/session.bin";
     std::vector<llama_token> tokens(150, 7), back(200);
     check(llama_state_save_file(a.get(), file.c_str(), tokens.data(), tokens.size()), "a session file is written");
@@ -122,8 +81,8 @@ void test_with_gaps(const Shape & shape, const Pair & types) {
     mix(a.get(), 140, 90);
     llama_memory_seq_rm(llama_get_memory(a.get()), 0, 60, 90);
 
-    const auto state = whole_state(a.get());
-    check(restore(b.get(), state), "a context with gaps is restored: " + take_log());
+    const auto state = save_state(a.get());
+    check(restore_state(b.get(), state), "a context with gaps is restored: " + take_log());
     for (llama_seq_id seq : { 0, 1 }) {
         const llama_pos from = seq == 0 ? 140 : 90;
         const auto want = decode(a.get(), next(seq, from, from + 3, seq));
@@ -136,7 +95,7 @@ void test_with_gaps(const Shape & shape, const Pair & types) {
 void test_sequence(const Shape & shape, const Pair & types, bool unified) {
     Context a = new_context(shape, types, { 512, 2, unified });
     mix(a.get(), 70, 120);
-    const auto state = seq_state(a.get(), 1);
+    const auto state = save_state(a.get(), 1);
     const auto file  = folder() + "/sequence.bin";
     llama_token token = 1, back[4];
     check(llama_state_seq_save_file(a.get(), file.c_str(), 1, &token, 1) > 0, "a sequence's file is written");
@@ -145,9 +104,9 @@ void test_sequence(const Shape & shape, const Pair & types, bool unified) {
     Context b = new_context(shape, types, { 1024, unified ? 4u : 2u, unified });
     const llama_seq_id to = unified ? 3 : 0;
     decode(b.get(), text(unified ? 0 : 1, 0, 37));
-    check(restore_seq(b.get(), state, to), "a sequence is restored to other cells: " + take_log());
+    check(restore_state(b.get(), state, to), "a sequence is restored to other cells: " + take_log());
     if (is_grouped(types)) {
-        check(!rows_of(state).empty() && rows_of(seq_state(b.get(), to)) == rows_of(state), "groups are the same byte for byte in other cells");
+        check(!rows_of(state).empty() && rows_of(save_state(b.get(), to)) == rows_of(state), "groups are the same byte for byte in other cells");
     }
     // keys that follow are coded by other neighbours
     const double bound = is_grouped(types) && unified ? loss_of(types) : OTHER_ORDER;
@@ -164,7 +123,7 @@ void test_sequence(const Shape & shape, const Pair & types, bool unified) {
 void test_crowded(const Shape & shape, const Pair & types) {
     Context source = new_context(shape, types, { 256, 2, true });
     decode(source.get(), text(1, 0, 60));
-    const auto moved = seq_state(source.get(), 1);
+    const auto moved = save_state(source.get(), 1);
     const auto want  = decode(source.get(), next(1, 60, 64, 1));
 
     Context b = new_context(shape, types, { 256, 2, true });
@@ -173,15 +132,15 @@ void test_crowded(const Shape & shape, const Pair & types) {
         llama_memory_seq_rm(llama_get_memory(b.get()), 0, at, at + 24);
     }
     take_log();
-    check(restore_seq(b.get(), moved, 1), "a sequence is restored where no group is free");
+    check(restore_state(b.get(), moved, 1), "a sequence is restored where no group is free");
     const bool grouped = is_grouped(types);
     check((take_log().find("written anew") != std::string::npos) == grouped, "the log says so where keys are written anew, and only there");
     check_same(want, decode(b.get(), next(1, 60, 64, 1)), grouped ? 2*loss_of(types) : OTHER_ORDER, "the sequence among others");
 
     // the others are as they were
-    const auto before = seq_state(b.get(), 0);
-    check(restore_seq(b.get(), moved, 1), "and once more");
-    check(seq_state(b.get(), 0) == before || grouped, "other sequences keep their bytes");
+    const auto before = save_state(b.get(), 0);
+    check(restore_state(b.get(), moved, 1), "and once more");
+    check(save_state(b.get(), 0) == before || grouped, "other sequences keep their bytes");
 }
 
 // States that stay on the device: kept in the process, and moved by llama.cpp.
@@ -191,9 +150,9 @@ void test_on_device(const Shape & shape, const Pair & types) {
         decode(ctx, text(1, 0, 21));
         decode(ctx, text(0, 0, 90));
     }
-    const auto state = seq_state(a.get(), 0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
+    const auto state = save_state(a.get(), 0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE);
     decode(a.get(), next(1, 90, 120, 0)); // another way to go on, which is taken back
-    check(restore_seq(a.get(), state, 0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE), "a state on the device is restored: " + take_log());
+    check(restore_state(a.get(), state, 0, LLAMA_STATE_SEQ_FLAGS_ON_DEVICE), "a state on the device is restored: " + take_log());
     check_same(decode(twin.get(), next(0, 90, 100, 0)), decode(a.get(), next(0, 90, 100, 0)), is_grouped(types) ? loss_of(types) : OTHER_ORDER,
                "after a state on the device");
 }
@@ -202,10 +161,10 @@ void test_windowed(const Pair & types) {
     const Setup setup = { 512, 2, true };
     Context a = new_context(WINDOWED, types, setup), b = new_context(WINDOWED, types, setup);
     mix(a.get(), 150, 100);
-    check(restore(b.get(), whole_state(a.get())), "both caches of a model with windows are restored: " + take_log());
+    check(restore_state(b.get(), save_state(a.get())), "both caches of a model with windows are restored: " + take_log());
     check_same(decode(a.get(), next(0, 150, 153, 0)), decode(b.get(), next(0, 150, 153, 0)), OTHER_ORDER, "with windows");
-    const auto state = seq_state(a.get(), 1);
-    check(restore_seq(b.get(), state, 1), "a sequence with windows is restored: " + take_log());
+    const auto state = save_state(a.get(), 1);
+    check(restore_state(b.get(), state, 1), "a sequence with windows is restored: " + take_log());
     check_same(decode(a.get(), next(1, 100, 103, 1)), decode(b.get(), next(1, 100, 103, 1)), is_grouped(types) ? loss_of(types) : OTHER_ORDER,
                "a sequence with windows");
 }

@@ -6,7 +6,7 @@
 // added to the walk. The mean is bounded by what the family loses on this model, and by four times what it loses in a walk
 // that does nothing but append (a shift rounds keys once more); nothing may be NaN, and nothing may fail.
 
-#include "harness.h"
+#include "life.h"
 
 #include <algorithm>
 #include <cmath>
@@ -89,8 +89,7 @@ class Walk {
         if (!all_finite(b)) {
             return fail("a logit that is no number");
         }
-        for (size_t i = 0; i < a.size(); i += N_VOCAB) {
-            const double kl = kl_divergence(&a[i], &b[i]);
+        for (const double kl : kl_divergences(a, b, N_VOCAB)) {
             if (std::isnan(kl)) {
                 return fail("a divergence that is no number");
             }
@@ -110,12 +109,8 @@ class Walk {
     }
 
     void save(int s) {
-        kept_ref.resize(llama_state_seq_get_size(ref.get(), s));
-        kept_our.resize(llama_state_seq_get_size(our.get(), s));
-        if (llama_state_seq_get_data(ref.get(), kept_ref.data(), kept_ref.size(), s) != kept_ref.size() ||
-            llama_state_seq_get_data(our.get(), kept_our.data(), kept_our.size(), s) != kept_our.size()) {
-            fail("a state was not saved");
-        }
+        kept_ref  = save_state(ref.get(), s);
+        kept_our  = save_state(our.get(), s);
         kept_next = next[s];
     }
 
@@ -123,8 +118,7 @@ class Walk {
         if (kept_our.empty() || used() - next[s] + kept_next > (int) CELLS - 100) {
             return;
         }
-        if (!llama_state_seq_set_data(ref.get(), kept_ref.data(), kept_ref.size(), s) ||
-            !llama_state_seq_set_data(our.get(), kept_our.data(), kept_our.size(), s)) {
+        if (!restore_state(ref.get(), kept_ref, s) || !restore_state(our.get(), kept_our, s)) {
             fail("a state was not restored");
         }
     }

@@ -8,6 +8,7 @@
 // Threadgroup memory is filled with ones before each threadgroup (NaN as a float), and lies between two fences that are
 // looked at afterwards; in a build with AddressSanitizer each piece is an allocation of its own instead.
 
+#include "../harness/random.h"
 #include "runtime.h"
 
 #include <algorithm>
@@ -16,7 +17,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <sys/mman.h>
 #include <vector>
@@ -309,7 +309,7 @@ class Runner {
     std::vector<uint32_t> order(uint32_t n) {
         std::vector<uint32_t> o(n);
         for (uint32_t i = 0; i < n; ++i) o[i] = launch_.order == MSL_REVERSE ? n - 1 - i : i;
-        if (launch_.order == MSL_RANDOM) std::shuffle(o.begin(), o.end(), random_);
+        if (launch_.order == MSL_RANDOM) random_.shuffle(o);
         return o;
     }
 
@@ -391,7 +391,7 @@ class Runner {
     const struct msl_launch & launch_;
     const Kernel kernel_;
     struct msl_counts & counts_;
-    std::mt19937 random_;
+    Rng random_;
     const uint32_t threads_, simdgroups_;
     std::vector<void *> buffers_, threadgroup_;
     std::vector<Piece> arguments_;

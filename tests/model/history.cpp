@@ -7,24 +7,23 @@
 // of each in turn. Prints the mean KL divergence of the last half of each piece from f16's, and fails where one is beyond
 // `--limit` times the fresh one.
 
-#include "ggml-ext.h"
-#include "llama.h"
+#include "../harness/harness.h"
+#include "../harness/tokens.h"
+
+#include "ggml-backend.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
-#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
 
 namespace {
 
-using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
-using Logits  = std::vector<std::vector<float>>;  // of the last half of a piece
+using Logits = std::vector<float>;  // of the last half of a piece
 
 constexpr int PIECES = 4;
 
@@ -38,15 +37,6 @@ struct Job {
 [[noreturn]] void fail(const std::string & why) {
     fprintf(stderr, "kv-history: %s\n", why.c_str());
     exit(1);
-}
-
-ggml_type type_of(const char * name) {
-    char err[1024];
-    const int32_t id = ggml_ext_type_parse(name, err, sizeof(err));
-    if (id < 0) {
-        fail(err);
-    }
-    return (ggml_type) id;
 }
 
 Context new_context(const Job & job, ggml_type k, ggml_type v) {
@@ -76,34 +66,32 @@ struct Part {
 };
 
 void decode(const Job & job, llama_context * ctx, const std::vector<Part> & parts) {
-    const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(job.model));
-    int total = 0;
-    for (const Part & p : parts) {
-        total += p.to - p.from;
-    }
-    llama_batch batch = llama_batch_init(total, 0, 1);
+    std::vector<Token>    tokens;
     std::vector<Logits *> wants;
     for (const Part & p : parts) {
         for (int i = p.from; i < p.to; i++) {
-            const int at = batch.n_tokens++;
-            batch.token[at]     = job.tokens[p.piece*job.n + i];
-            batch.pos[at]       = p.pos + i - p.from;
-            batch.n_seq_id[at]  = 1;
-            batch.seq_id[at][0] = p.seq;
-            batch.logits[at]    = p.logits && i >= job.n/2;
-            wants.push_back(batch.logits[at] ? p.logits : nullptr);
+            const bool wanted = p.logits && i >= job.n/2;
+            tokens.push_back({ job.tokens[p.piece*job.n + i], p.pos + i - p.from, p.seq, wanted });
+            if (wanted) {
+                wants.push_back(p.logits);
+            }
         }
     }
-    if (llama_decode(ctx, batch) != 0) {
+    if (wants.empty()) {
+        // a batch that fails has no logits: one token must want them
+        tokens.back().wanted = true;
+        wants.push_back(nullptr);
+    }
+    const std::vector<float> logits = decode(ctx, tokens);
+    const size_t n = (size_t) n_logits(ctx);
+    if (logits.size() != wants.size()*n) {
         fail("decoding failed");
     }
-    for (int at = 0; at < batch.n_tokens; at++) {
-        if (wants[at]) {
-            const float * x = llama_get_logits_ith(ctx, at);
-            wants[at]->emplace_back(x, x + n_vocab);
+    for (size_t i = 0; i < wants.size(); i++) {
+        if (wants[i]) {
+            wants[i]->insert(wants[i]->end(), &logits[i*n], &logits[i*n] + n);
         }
     }
-    llama_batch_free(batch);
 }
 
 void decode_piece(const Job & job, llama_context * ctx, int piece, llama_seq_id seq, llama_pos pos, Logits * logits) {
@@ -150,27 +138,14 @@ std::vector<Logits> slots(const Job & job, ggml_type k, ggml_type v) {
     return res;
 }
 
-double divergence(const std::vector<Logits> & want, const std::vector<Logits> & got) {
-    double sum = 0.0;
-    size_t n = 0;
+double divergence(const Job & job, const std::vector<Logits> & want, const std::vector<Logits> & got) {
+    const int n = llama_vocab_n_tokens(llama_model_get_vocab(job.model));
+    std::vector<double> all;
     for (size_t piece = 0; piece < want.size(); piece++) {
-        for (size_t i = 0; i < want[piece].size(); i++, n++) {
-            const auto & a = want[piece][i], & b = got[piece].at(i);
-            const auto log_sum = [](const std::vector<float> & x) {
-                const double top = *std::max_element(x.begin(), x.end());
-                double sum = 0.0;
-                for (const float v : x) {
-                    sum += std::exp(v - top);
-                }
-                return top + std::log(sum);
-            };
-            const double za = log_sum(a), zb = log_sum(b);
-            for (size_t t = 0; t < a.size(); t++) {
-                sum += std::exp(a[t] - za)*((a[t] - za) - (b[t] - zb));
-            }
-        }
+        const std::vector<double> kls = kl_divergences(want[piece], got[piece], n);
+        all.insert(all.end(), kls.begin(), kls.end());
     }
-    return sum/n;
+    return mean(all);
 }
 
 }  // namespace
@@ -178,39 +153,21 @@ double divergence(const std::vector<Logits> & want, const std::vector<Logits> & 
 int main(int argc, char ** argv) {
     Job job = {};
     std::string model, file;
-    const char * k = "delta4", * v = "f16";
+    std::string k = "delta4", v = "f16";
     double limit = INFINITY;
-    for (int i = 1; i < argc; i += 2) {
-        if (i + 1 == argc) {
-            fail(std::string("a value is missing after ") + argv[i]);
-        }
-        const char * value = argv[i + 1];
-        if (!strcmp(argv[i], "-m")) {
-            model = value;
-        } else if (!strcmp(argv[i], "-f")) {
-            file = value;
-        } else if (!strcmp(argv[i], "-k")) {
-            k = value;
-        } else if (!strcmp(argv[i], "-v")) {
-            v = value;
-        } else if (!strcmp(argv[i], "-n")) {
-            job.n = atoi(value);
-        } else if (!strcmp(argv[i], "-t")) {
-            job.threads = atoi(value);
-        } else if (!strcmp(argv[i], "--limit")) {
-            limit = atof(value);
-        } else {
-            fail(std::string("what is ") + argv[i] + "? usage: kv-history -m MODEL -f TEXT [-k TYPE] [-v TYPE] [-n TOKENS] [-t THREADS] [--limit RATIO]");
-        }
-    }
+    read_options(argc, argv, {
+        { "-m",      "MODEL",   [&](const char * x) { model = x; } },
+        { "-f",      "TEXT",    [&](const char * x) { file = x; } },
+        { "-k",      "TYPE",    [&](const char * x) { k = x; } },
+        { "-v",      "TYPE",    [&](const char * x) { v = x; } },
+        { "-n",      "TOKENS",  [&](const char * x) { job.n = atoi(x); } },
+        { "-t",      "THREADS", [&](const char * x) { job.threads = atoi(x); } },
+        { "--limit", "RATIO",   [&](const char * x) { limit = atof(x); } },
+    });
     if (job.n < 2 || job.threads < 1) {
         fail("-n must be at least 2 and -t at least 1");
     }
-    llama_log_set([](ggml_log_level level, const char * text, void *) {
-        if (level == GGML_LOG_LEVEL_ERROR) {
-            fputs(text, stderr);
-        }
-    }, nullptr);
+    llama_log_set(print_errors, nullptr);
     llama_backend_init();
     ggml_backend_load_all();
     job.model = llama_model_load_from_file(model.c_str(), llama_model_default_params());
@@ -226,14 +183,14 @@ int main(int argc, char ** argv) {
         fail(file + " has " + std::to_string(n) + " tokens, " + std::to_string(2*PIECES*job.n) + " are needed");
     }
 
-    const ggml_type type_k = type_of(k), type_v = type_of(v);
+    const ggml_type type_k = cache_type(k), type_v = cache_type(v);
     const auto want = fresh(job, GGML_TYPE_F16, GGML_TYPE_F16);
-    const double base = divergence(want, fresh(job, type_k, type_v));
-    printf("%s/%s: KLD %.5f in a fresh cache\n", k, v, base);
+    const double base = divergence(job, want, fresh(job, type_k, type_v));
+    printf("%s/%s: KLD %.5f in a fresh cache\n", k.c_str(), v.c_str(), base);
     bool good = std::isfinite(base);
     const auto report = [&](const char * what, const std::vector<Logits> & got) {
-        const double kld = divergence(want, got);
-        printf("%s/%s: KLD %.5f %s, %.3f of the fresh one\n", k, v, kld, what, kld/base);
+        const double kld = divergence(job, want, got);
+        printf("%s/%s: KLD %.5f %s, %.3f of the fresh one\n", k.c_str(), v.c_str(), kld, what, kld/base);
         fflush(stdout);
         good = good && kld <= limit*base;
     };

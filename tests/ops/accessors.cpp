@@ -1,6 +1,6 @@
 // ggml's accessors answer for our ids, from any thread, and for ids that are nobody's.
 
-#include "harness.h"
+#include "ops.h"
 
 #include <cstring>
 #include <thread>

@@ -43,6 +43,11 @@ void run(const AttentionCase & c) {
     check_below(total_error(got, r.want_from_original()), loose, "error from the original rows, types bound by " + std::to_string(loose).substr(0, 5));
 }
 
+template <typename F> void run_with(AttentionCase c, F change) {
+    change(c);
+    run(c);
+}
+
 bool divides(const std::string & type, int head_size) {
     return head_size % ggml_blck_size(type_for(type, head_size)) == 0;
 }
@@ -60,12 +65,7 @@ void cross_product() {
     for (int d : { 64, 128 }) {
         for (const Family & k : all) {
             for (const Family & v : all) {
-                AttentionCase c;
-                c.type_k = type_for(k.name, d);
-                c.type_v = type_for(v.name, d);
-                c.shape.dk = c.shape.dv = d;
-                c.shape.n_q  = n_qs[turn % 3];
-                c.shape.n_kv = n_kvs[turn % 4];
+                const AttentionCase c = make_case(k.name, v.name, d, n_qs[turn % 3], n_kvs[turn % 4]);
                 turn++;
                 if (k.serves_k && v.serves_v && (is_ours(c.type_k) || is_ours(c.type_v))) {
                     run(c);
@@ -98,14 +98,8 @@ void pairs() {
             }
         }
         for (const auto & [k, v] : names) {
-            AttentionCase c;
-            c.type_k = type_for(k, d);
-            c.type_v = type_for(v, d);
-            c.shape.dk = c.shape.dv = d;
-            c.shape.n_q  = n_qs[turn % 4];
-            c.shape.n_kv = n_kvs[turn % (quick ? 2 : 6)];
+            run(make_case(k, v, d, n_qs[turn % 4], n_kvs[turn % (quick ? 2 : 6)]));
             turn++;
-            run(c);
         }
     }
 }
@@ -114,59 +108,23 @@ void pairs() {
 void meanings(const std::string & k, const std::string & v, int d) {
     const AttentionCase base = make_case(k, v, d, 7, 100);
 
-    AttentionCase c = base;
-    c.mask = Mask::none;
-    run(c);
-
-    c = base;
-    c.mask = Mask::per_head;
-    run(c);
-
-    c = base;
-    c.mask = Mask::alibi;
-    c.shape.max_bias = 8.0f;
-    run(c);
-    c.shape.n_head    = 6;  // not a power of two: two kinds of slopes
-    c.shape.n_head_kv = 3;
-    run(c);
-
-    c = base;
-    c.shape.softcap = 30.0f;
-    run(c);
-
-    c = base;
-    c.sinks = true;
-    run(c);
-
-    c = base;
-    c.mask = Mask::rows_gone;
-    run(c);
-    c.sinks = true;
-    run(c);
-
-    c = base;
-    c.type_q = GGML_TYPE_F16;
-    run(c);
-
-    c = base;
-    c.poison = true;
-    run(c);
-
-    c = base;
-    c.mask = Mask::alibi;
-    c.shape.max_bias = 8.0f;
-    c.shape.softcap  = 20.0f;
-    c.sinks          = true;
-    c.shape.n_stream = 2;
-    run(c);
+    for (const AttentionCase & c : meanings_of(base)) {
+        run(c);
+    }
+    run_with(base, [](AttentionCase & c) { c.mask = Mask::alibi; c.shape.max_bias = 8.0f; });
+    // not a power of two: two kinds of slopes
+    run_with(base, [](AttentionCase & c) { c.mask = Mask::alibi; c.shape.max_bias = 8.0f; c.shape.n_head = 6; c.shape.n_head_kv = 3; });
+    run_with(base, [](AttentionCase & c) { c.shape.softcap = 30.0f; });
+    run_with(base, [](AttentionCase & c) { c.sinks = true; });
+    run_with(base, [](AttentionCase & c) { c.mask = Mask::rows_gone; });
+    run_with(base, [](AttentionCase & c) { c.poison = true; });
 
     const std::pair<int, int> heads[] = { { 3, 3 }, { 6, 2 }, { 8, 2 }, { 16, 2 }, { 8, 1 }, { 5, 1 }, { 1, 1 } };
     for (auto [n_head, n_head_kv] : heads) {
         for (int n_q : { 1, 7 }) {
-            c = base;
+            AttentionCase c = make_case(k, v, d, n_q, 100);
             c.shape.n_head    = n_head;
             c.shape.n_head_kv = n_head_kv;
-            c.shape.n_q       = n_q;
             run(c);
         }
     }
@@ -176,9 +134,7 @@ void meanings(const std::string & k, const std::string & v, int d) {
             if (quick && n_kv > 100) {
                 continue;
             }
-            c = base;
-            c.shape.n_q  = n_q;
-            c.shape.n_kv = n_kv;
+            AttentionCase c = make_case(k, v, d, n_q, n_kv);
             run(c);
             if (n_kv == 300 || n_kv == 31) {
                 c.shape.n_stream = 2;
@@ -192,48 +148,23 @@ void meanings(const std::string & k, const std::string & v, int d) {
 
 void different_head_sizes(const std::string & k, const std::string & v) {
     for (int n_q : { 1, 7 }) {
-        AttentionCase c;
-        c.shape.n_q = n_q;
-        c.shape.n_kv = 70;
-        c.shape.dk = 192;
-        c.shape.dv = 128;
-        c.type_k = type_for(k, 192);
-        c.type_v = type_for(v, 128);
-        run(c);
-        c.shape.dk = 64;
-        c.shape.dv = 256;
-        c.type_k = type_for(k, 64);
-        c.type_v = type_for(v, 256);
-        run(c);
+        run(make_case(k, v, 192, 128, n_q, 70));
+        run(make_case(k, v, 64, 256, n_q, 70));
     }
 }
 
-// V is the first 512 values of K's rows of 576, one KV head for all
 void mla(const std::string & name) {
     for (int n_q : { 1, 7 }) {
         for (int n_stream : { 1, 2 }) {
-            AttentionCase c;
-            c.mla = true;
-            c.shape.dk = 576;
-            c.shape.dv = 512;
-            c.shape.n_head    = 8;
-            c.shape.n_head_kv = 1;
-            c.shape.n_q       = n_q;
-            c.shape.n_kv      = 70;
-            c.shape.n_stream  = n_stream;
-            c.type_k = c.type_v = type_for(name, 576);
+            AttentionCase c = make_mla_case(name, n_q, 70);
+            c.shape.n_stream = n_stream;
             run(c);
         }
     }
 }
 
 void threads(const std::string & k, const std::string & v, int d, int n_q, int n_kv) {
-    AttentionCase c;
-    c.type_k = type_for(k, d);
-    c.type_v = type_for(v, d);
-    c.shape.dk = c.shape.dv = d;
-    c.shape.n_q  = n_q;
-    c.shape.n_kv = n_kv;
+    const AttentionCase c = make_case(k, v, d, n_q, n_kv);
     if (!begin_case("threads " + c.name())) {
         return;
     }

@@ -19,14 +19,43 @@ std::string AttentionCase::name() const {
     return res;
 }
 
-AttentionCase make_case(const std::string & k, const std::string & v, int d, int n_q, int n_kv) {
+AttentionCase make_case(const std::string & k, const std::string & v, int dk, int dv, int n_q, int n_kv) {
     AttentionCase c;
-    c.type_k = type_for(k, d);
-    c.type_v = type_for(v, d);
-    c.shape.dk = c.shape.dv = d;
+    c.type_k     = type_for(k, dk);
+    c.type_v     = type_for(v, dv);
+    c.shape.dk   = dk;
+    c.shape.dv   = dv;
     c.shape.n_q  = n_q;
     c.shape.n_kv = n_kv;
     return c;
+}
+
+AttentionCase make_case(const std::string & k, const std::string & v, int d, int n_q, int n_kv) {
+    return make_case(k, v, d, d, n_q, n_kv);
+}
+
+AttentionCase make_mla_case(const std::string & type, int n_q, int n_kv) {
+    AttentionCase c = make_case(type, type, 576, n_q, n_kv);
+    c.mla             = true;
+    c.shape.dv        = 512;
+    c.shape.n_head    = 8;
+    c.shape.n_head_kv = 1;
+    return c;
+}
+
+std::vector<AttentionCase> meanings_of(const AttentionCase & base) {
+    std::vector<AttentionCase> res(5, base);
+    res[0].mask = Mask::none;
+    res[1].mask = Mask::per_head;
+    res[2].mask = Mask::alibi;
+    res[2].shape.max_bias = 8.0f;
+    res[2].shape.softcap  = 20.0f;
+    res[2].shape.n_stream = 2;
+    res[2].sinks  = true;
+    res[3].mask   = Mask::rows_gone;
+    res[3].sinks  = true;
+    res[4].type_q = GGML_TYPE_F16;
+    return res;
 }
 
 AttentionRun::AttentionRun(const AttentionCase & c) : c_(c), kv_size_(c.shape.n_kv + 9) {

@@ -1,7 +1,7 @@
 // One attention over a cache, laid out and written as llama.cpp does it.
 #pragma once
 
-#include "harness.h"
+#include "ops.h"
 #include "reference.h"
 
 enum class Mask { none, causal, per_head, alibi, rows_gone };
@@ -19,8 +19,13 @@ struct AttentionCase {
     std::string name() const;
 };
 
-// Heads of d values of these types by name, n_q queries over n_kv cells; all else as it is by default.
+// Heads of dk and dv values of these types by name, n_q queries over n_kv cells; all else as it is by default.
+AttentionCase make_case(const std::string & k, const std::string & v, int dk, int dv, int n_q, int n_kv);
 AttentionCase make_case(const std::string & k, const std::string & v, int d, int n_q, int n_kv);
+// V is the first 512 values of K's rows of 576, one KV head for all.
+AttentionCase make_mla_case(const std::string & type, int n_q, int n_kv);
+// Other masks, a bias with a cap and sinks and streams, rows without cells, an f16 query: what every device must know.
+std::vector<AttentionCase> meanings_of(const AttentionCase & base);
 
 // The cache is [d*n_head_kv, kv_size, n_stream] with kv_size > n_kv; rows go in by SET_ROWS in random order, attention
 // reads a permuted view of the first n_kv cells. Bytes outside those cells are 0xff, not a number in every type, but for

@@ -3,7 +3,7 @@
 // a server does not ask, when they are computed: an error in the log, a cache as it was, results of NaN. The cache ends
 // where a page begins that may not be touched.
 
-#include "harness.h"
+#include "ops.h"
 
 #include <cmath>
 #include <cstring>

@@ -1,7 +1,7 @@
 // Types whose cells are coded together: rows go in by SET_ROWS and come out by GET_ROWS and CPY, whatever the view, the
 // batches, the threads and the order.
 
-#include "harness.h"
+#include "ops.h"
 #include "reference.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // MUL_MAT with a K of ours: scores without flash attention.
 
-#include "harness.h"
+#include "ops.h"
 #include "reference.h"
 
 namespace {

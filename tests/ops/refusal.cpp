@@ -1,10 +1,11 @@
 // What we do not serve is refused in supports_op: other ops, other types, rows in pieces.
 
-#include "harness.h"
+#include "ops.h"
 
 #include "ggml-ext-seam.h"
 
 #include <cstring>
+#include <memory>
 
 namespace {
 

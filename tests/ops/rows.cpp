@@ -1,6 +1,6 @@
 // SET_ROWS, GET_ROWS, CPY, DUP, CONT and CONCAT against the reference format: bytes in, values out, nothing else touched.
 
-#include "harness.h"
+#include "ops.h"
 
 #include <algorithm>
 #include <cmath>

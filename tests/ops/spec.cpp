@@ -1,6 +1,6 @@
 // Cache specs across the C boundary: their ids as ggml's accessors see them, and the types that layers get.
 
-#include "harness.h"
+#include "ops.h"
 
 #include <cstring>
 #include <thread>

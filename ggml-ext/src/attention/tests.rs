@@ -5,9 +5,10 @@ use std::rc::Rc;
 
 use super::*;
 use crate::groups::{Layout, Walker};
-use crate::isa::tests::{others, stepped, tried, Noise};
+use crate::isa::tests::{others, stepped, tried};
 use crate::isa::{kernels, scalar};
 use crate::lanes::Lanes;
+use crate::random::Noise;
 use crate::table;
 use crate::tensor::View;
 use half::f16;
@@ -139,6 +140,65 @@ fn float_tensor(data: &[f32], ne: [usize; 4]) -> Tensor {
     }
 }
 
+/// An op without mask, sinks, bias or cap.
+fn plain_op([q, k, v, dst]: [Tensor; 4], scale: f32) -> AttentionOp<'static> {
+    AttentionOp { q, k, v, dst, mask: None, sinks: None, scale, max_bias: 0.0, logit_softcap: 0.0 }
+}
+
+/// What one query of KV head 0 gives in f64: the first `size` values of the rows of `v` in these cells, weighted.
+fn exact_answer(
+    query: &[f32],
+    k: &Cache,
+    v: &Cache,
+    cells: std::ops::Range<usize>,
+    scale: f64,
+    size: usize,
+) -> Vec<f64> {
+    let (mut sum, mut out) = (0.0f64, vec![0.0f64; size]);
+    for c in cells {
+        let dot: f64 = query.iter().zip(k.value(c, 0)).map(|(&a, &b)| a as f64 * b as f64).sum();
+        let weight = (dot * scale).exp();
+        sum += weight;
+        out.iter_mut().zip(v.value(c, 0)).for_each(|(o, &x)| *o += weight * x as f64);
+    }
+    out.iter_mut().for_each(|o| *o /= sum);
+    out
+}
+
+/// Runs the op as ggml does: all threads at once, and once more when all have ended.
+///
+/// # Safety
+/// The tensors of the op hold what they say.
+unsafe fn compute(attention: &Attention, threads: usize) {
+    let mut work = vec![0xa5u8; attention.work_size(threads)];
+    let work = work.as_mut_ptr();
+    let step = |phase: Phase, attention: &Attention, ith: usize, work: *mut u8| {
+        // SAFETY: the caller's promise, and every thread has its own number.
+        unsafe {
+            match phase {
+                Phase::Compute => attention.compute(ith, threads, work),
+                Phase::Finish => attention.finish(ith, threads, work),
+            }
+        }
+    };
+    for phase in [Phase::Compute, Phase::Finish] {
+        // More than a machine has: one after another, which gives the same bits.
+        if threads > 3 {
+            (0..threads).for_each(|ith| step(phase, attention, ith, work));
+            continue;
+        }
+        std::thread::scope(|scope| {
+            for ith in 0..threads {
+                let (attention, work) = (Shared(attention), Shared(work));
+                scope.spawn(move || {
+                    let (attention, work) = (attention, work);
+                    step(phase, attention.0, ith, work.0);
+                });
+            }
+        });
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Case {
     k: &'static str,
@@ -253,33 +313,8 @@ impl Trial {
             logit_softcap: case.softcap,
         };
         let attention = Attention::with(&op, kernels).unwrap();
-        let mut work = vec![0xa5u8; attention.work_size(threads)];
-        // As ggml does: all threads at once, and once more when all have ended.
-        let work = work.as_mut_ptr();
-        let steps: [unsafe fn(&Attention, usize, usize, *mut u8); 2] = [
-            // SAFETY: the caller's promise is passed on.
-            |attention, ith, nth, work| unsafe { attention.compute(ith, nth, work) },
-            // SAFETY: as above.
-            |attention, ith, nth, work| unsafe { attention.finish(ith, nth, work) },
-        ];
-        for step in steps {
-            // More than a machine has: one after another, which gives the same bits.
-            if threads > 3 {
-                // SAFETY: the tensors above hold what they say, and every thread has its own number.
-                (0..threads).for_each(|ith| unsafe { step(&attention, ith, threads, work) });
-                continue;
-            }
-            std::thread::scope(|scope| {
-                for ith in 0..threads {
-                    let (attention, work) = (Shared(&attention), Shared(work));
-                    scope.spawn(move || {
-                        let (attention, work) = (attention, work);
-                        // SAFETY: as above.
-                        unsafe { step(attention.0, ith, threads, work.0) };
-                    });
-                }
-            });
-        }
+        // SAFETY: the tensors above hold what they say.
+        unsafe { compute(&attention, threads) };
         dst
     }
 
@@ -454,35 +489,16 @@ fn views_of_groups() {
             // SAFETY: within the cache.
             Tensor { ne: [64, cells as i64, 1, 1], data: unsafe { whole.data.add(offset) }, view, ..whole }
         };
-        let op = AttentionOp {
-            q: float_tensor(&q, [64, 1, 1, 1]),
-            k: view(&k),
-            v: view(&v),
-            dst: float_tensor(&dst, [64, 1, 1, 1]),
-            mask: None,
-            sinks: None,
-            scale: 0.125,
-            max_bias: 0.0,
-            logit_softcap: 0.0,
-        };
+        let op =
+            plain_op([float_tensor(&q, [64, 1, 1, 1]), view(&k), view(&v), float_tensor(&dst, [64, 1, 1, 1])], 0.125);
         let attention = Attention::new(&op)?;
-        let mut work = vec![0u8; attention.work_size(1)];
         // SAFETY: the tensors above hold what they say.
-        unsafe {
-            attention.compute(0, 1, work.as_mut_ptr());
-            attention.finish(0, 1, work.as_mut_ptr());
-        }
+        unsafe { compute(&attention, 1) };
         Ok(dst)
     };
     for (first, cells) in [(0, 70), (64, 64), (128, 100), (192, 3)] {
         let got = attend(first, cells).unwrap();
-        let weight = |c: usize| {
-            let dot: f64 = q.iter().zip(k.value(c, 0)).map(|(&a, &b)| a as f64 * b as f64).sum();
-            (dot * 0.125).exp()
-        };
-        let sum: f64 = (first..first + cells).map(weight).sum();
-        for (i, &got) in got.iter().enumerate() {
-            let want: f64 = (first..first + cells).map(|c| weight(c) * v.value(c, 0)[i] as f64).sum::<f64>() / sum;
+        for (got, want) in got.into_iter().zip(exact_answer(&q, &k, &v, first..first + cells, 0.125, 64)) {
             assert!((got as f64 - want).abs() < 0.02, "from {first}, {cells} cells: {got}, wanted {want}");
         }
     }
@@ -514,17 +530,15 @@ fn a_family_that_is_not_for_values_is_refused() {
     let mut noise = Noise::new(19);
     let k = cache("qjl1", true, 64, 70, 1, &mut noise);
     let (q, dst) = (noise.row(64), [0.0f32; 64]);
-    let op = AttentionOp {
-        q: float_tensor(&q, [64, 1, 1, 1]),
-        k: k.tensor(70, k.unit()),
-        v: k.tensor(70, k.unit()),
-        dst: float_tensor(&dst, [64, 1, 1, 1]),
-        mask: None,
-        sinks: None,
-        scale: 0.125,
-        max_bias: 0.0,
-        logit_softcap: 0.0,
-    };
+    let op = plain_op(
+        [
+            float_tensor(&q, [64, 1, 1, 1]),
+            k.tensor(70, k.unit()),
+            k.tensor(70, k.unit()),
+            float_tensor(&dst, [64, 1, 1, 1]),
+        ],
+        0.125,
+    );
     let reason = Attention::new(&op).err().unwrap();
     assert!(reason.contains("qjl1_64 is not for V") && reason.contains("36%"), "{reason}");
 }
@@ -564,24 +578,18 @@ fn a_query_that_is_not_finite_shows() {
     let mut q = noise.row(64 * 2);
     q[5] = f32::NAN;
     let dst = vec![0.0f32; 64 * 2];
-    let op = AttentionOp {
-        q: float_tensor(&q, [64, 1, 2, 1]),
-        k: k.tensor(70, k.unit()),
-        v: v.tensor(70, v.unit()),
-        dst: float_tensor(&dst, [64, 2, 1, 1]),
-        mask: None,
-        sinks: None,
-        scale: 0.125,
-        max_bias: 0.0,
-        logit_softcap: 0.0,
-    };
+    let op = plain_op(
+        [
+            float_tensor(&q, [64, 1, 2, 1]),
+            k.tensor(70, k.unit()),
+            v.tensor(70, v.unit()),
+            float_tensor(&dst, [64, 2, 1, 1]),
+        ],
+        0.125,
+    );
     let attention = Attention::new(&op).unwrap();
-    let mut work = vec![0u8; attention.work_size(1)];
     // SAFETY: the tensors above hold what they say.
-    unsafe {
-        attention.compute(0, 1, work.as_mut_ptr());
-        attention.finish(0, 1, work.as_mut_ptr());
-    }
+    unsafe { compute(&attention, 1) };
     assert!(dst[..64].iter().all(|x| x.is_nan()));
     assert!(dst[64..].iter().all(|x| x.is_finite()));
 }
@@ -638,24 +646,18 @@ impl Streams {
             Tensor { ne: [whole.ne[0], whole.ne[1], whole.ne[2], count as i64], data, ..whole }
         };
         let dst = vec![7.0f32; d * heads * queries * count];
-        let op = AttentionOp {
-            q: float_tensor(&self.q[from * d * queries * heads..], [d, queries, heads, count]),
-            k: stream(&self.k),
-            v: stream(&self.v),
-            dst: float_tensor(&dst, [d, heads, queries, count]),
-            mask: None,
-            sinks: None,
-            scale: 0.125,
-            max_bias: 0.0,
-            logit_softcap: 0.0,
-        };
+        let op = plain_op(
+            [
+                float_tensor(&self.q[from * d * queries * heads..], [d, queries, heads, count]),
+                stream(&self.k),
+                stream(&self.v),
+                float_tensor(&dst, [d, heads, queries, count]),
+            ],
+            0.125,
+        );
         let attention = Attention::new(&op).unwrap();
-        let mut work = vec![0xa5u8; attention.work_size(threads)];
         // SAFETY: the tensors above hold what they say.
-        unsafe {
-            (0..threads).for_each(|ith| attention.compute(ith, threads, work.as_mut_ptr()));
-            (0..threads).for_each(|ith| attention.finish(ith, threads, work.as_mut_ptr()));
-        }
+        unsafe { compute(&attention, threads) };
         dst
     }
 }
@@ -704,36 +706,24 @@ fn values_that_are_a_view_of_keys() {
     for (tokens, threads) in [(1, 1), (1, 3), (2, 5), (3, 64)] {
         let (q, dst) = (noise.row(d * tokens * heads), vec![7.0f32; dv * heads * tokens]);
         let keys = k.tensor(cells, k.unit());
-        let op = AttentionOp {
-            q: float_tensor(&q, [d, tokens, heads, 1]),
-            k: keys,
-            v: beginning_of(&keys, dv),
-            dst: float_tensor(&dst, [dv, heads, tokens, 1]),
-            mask: None,
-            sinks: None,
-            scale: 1.0 / 24.0,
-            max_bias: 0.0,
-            logit_softcap: 0.0,
-        };
+        let op = plain_op(
+            [
+                float_tensor(&q, [d, tokens, heads, 1]),
+                keys,
+                beginning_of(&keys, dv),
+                float_tensor(&dst, [dv, heads, tokens, 1]),
+            ],
+            1.0 / 24.0,
+        );
         let attention = Attention::new(&op).unwrap();
-        let mut work = vec![0xa5u8; attention.work_size(threads)];
         // SAFETY: the tensors above hold what they say.
-        unsafe {
-            (0..threads).for_each(|ith| attention.compute(ith, threads, work.as_mut_ptr()));
-            (0..threads).for_each(|ith| attention.finish(ith, threads, work.as_mut_ptr()));
-        }
+        unsafe { compute(&attention, threads) };
         for (t, h) in [(0, 0), (tokens - 1, 77), (tokens / 2, 127)] {
             let query = &q[(h * tokens + t) * d..][..d];
-            let weight = |c: usize| {
-                let dot: f64 = query.iter().zip(k.value(c, 0)).map(|(&a, &b)| a as f64 * b as f64).sum();
-                (dot / 24.0).exp()
-            };
-            let weights: Vec<f64> = (0..cells).map(weight).collect();
-            let sum: f64 = weights.iter().sum();
-            let want = |i: usize| (0..cells).map(|c| weights[c] * k.value(c, 0)[i] as f64).sum::<f64>() / sum;
+            let want = exact_answer(query, &k, &k, 0..cells, 1.0 / 24.0, dv);
             let got = &dst[(t * heads + h) * dv..][..dv];
-            let error: f64 = got.iter().enumerate().map(|(i, &g)| (g as f64 - want(i)).powi(2)).sum();
-            let norm: f64 = (0..dv).map(|i| want(i).powi(2)).sum();
+            let error: f64 = got.iter().zip(&want).map(|(&g, w)| (g as f64 - w).powi(2)).sum();
+            let norm: f64 = want.iter().map(|w| w.powi(2)).sum();
             assert!(error < 4e-4 * norm, "{tokens} tokens, {threads} threads: {}", (error / norm).sqrt());
         }
     }
@@ -826,17 +816,15 @@ fn a_failure_shows_where_it_was() {
             let (mut failed, mut shares) = (0, false);
             for bad in 0..threads {
                 let dst = vec![7.0f32; 64 * 6 * queries];
-                let op = AttentionOp {
-                    q: float_tensor(&q, [64, queries, 6, 1]),
-                    k: k.tensor(cells, k.unit()),
-                    v: v.tensor(cells, v.unit()),
-                    dst: float_tensor(&dst, [64, 6, queries, 1]),
-                    mask: None,
-                    sinks: None,
-                    scale: 0.125,
-                    max_bias: 0.0,
-                    logit_softcap: 0.0,
-                };
+                let op = plain_op(
+                    [
+                        float_tensor(&q, [64, queries, 6, 1]),
+                        k.tensor(cells, k.unit()),
+                        v.tensor(cells, v.unit()),
+                        float_tensor(&dst, [64, 6, queries, 1]),
+                    ],
+                    0.125,
+                );
                 let attention = Attention::new(&op).unwrap();
                 let mut work = vec![0u8; attention.work_size(threads)];
                 let work = work.as_mut_ptr();

@@ -452,8 +452,8 @@ const fn rounded_product(a: i16, b: i16) -> i16 {
 mod tests {
     use super::super::qjl::tests::{dot, wild};
     use super::*;
-    use crate::isa::tests::Noise;
     use crate::lanes::Lanes;
+    use crate::random::Noise;
     use crate::rotation;
     use proptest::prelude::*;
     use std::f64::consts::{FRAC_PI_2, FRAC_PI_4, TAU};

@@ -212,8 +212,8 @@ impl RowFormat for Qjl {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::isa::tests::Noise;
     use crate::lanes::Lanes;
+    use crate::random::Noise;
     use crate::rotation;
     use crate::rotation::MAX_HEAD;
     use proptest::prelude::*;

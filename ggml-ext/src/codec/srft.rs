@@ -373,6 +373,7 @@ fn encode_8<S: Simd>(x: &[f32], codes: &mut [u8]) -> f32 {
 mod tests {
     use super::*;
     use crate::lanes::Lanes;
+    use crate::random::Noise;
     use proptest::prelude::*;
 
     /// The encoder once more in f64, with plain loops.
@@ -399,21 +400,6 @@ mod tests {
         (codes, xx / xq)
     }
 
-    fn gaussian(n: usize, seed: u64) -> Vec<f32> {
-        let mut s = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut uniform = move || {
-            s ^= s << 13;
-            s ^= s >> 7;
-            s ^= s << 17;
-            (s >> 11) as f64 / (1u64 << 53) as f64
-        };
-        (0..n)
-            .map(|_| {
-                ((-2.0 * uniform().max(1e-300).ln()).sqrt() * (2.0 * std::f64::consts::PI * uniform()).cos()) as f32
-            })
-            .collect()
-    }
-
     #[test]
     fn mean_squared_error_on_gaussian_rows() {
         for (bits, bound) in [(8, 0.00004), (4, 0.0058), (3, 0.0245), (2, 0.112)] {
@@ -421,7 +407,7 @@ mod tests {
             let (mut error, mut bias, mut power) = (0.0f64, 0.0f64, 0.0f64);
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
             for seed in 0..4000 {
-                let x = gaussian(128, seed);
+                let x = Noise::new(seed).row(128);
                 f.encode::<Lanes>(&x, &mut row);
                 f.decode::<Lanes>(&row, &mut y);
                 for (&x, &y) in x.iter().zip(&y) {
@@ -441,7 +427,7 @@ mod tests {
     fn codes_agree_with_the_naive_encoder() {
         let mut differ = 0;
         for seed in 0..2000 {
-            let x = gaussian(32, seed);
+            let x = Noise::new(seed).row(32);
             let mut codes = [0u8; 32];
             let scale = encode_group::<Lanes, 16, 2>(&LEVELS_4, &x, &mut codes);
             let (want, want_scale) = naive_codes(&LEVELS_4.table, LEVELS_4.search, &x);

@@ -259,8 +259,8 @@ mod tests {
     use super::super::qjl::mean_magnitude_squared;
     use super::super::qjl::tests::{dot, statistics, wild};
     use super::*;
-    use crate::isa::tests::Noise;
     use crate::lanes::Lanes;
+    use crate::random::Noise;
     use crate::rotation;
     use crate::rotation::MAX_HEAD;
     use proptest::prelude::*;

@@ -3,8 +3,9 @@
 use super::*;
 use crate::codec::delta::RHO;
 use crate::codec::format::RowFormat;
-use crate::isa::tests::{at_most, others, Noise};
+use crate::isa::tests::{at_most, others};
 use crate::isa::{kernels, scalar};
+use crate::random::Noise;
 use crate::rotation::HEAD_SIZES;
 use crate::rows;
 use proptest::prelude::*;

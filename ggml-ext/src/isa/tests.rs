@@ -6,38 +6,10 @@ use crate::codec::format::RowFormat;
 use crate::codec::plain::Blocks;
 use crate::codec::srft::Srft;
 use crate::lanes::Lanes;
+use crate::random::Noise;
 use crate::rotation::HEAD_SIZES;
 use crate::table;
 use proptest::prelude::*;
-
-/// A small generator, so that cases are the same everywhere.
-#[derive(Clone)]
-pub(crate) struct Noise(u64);
-
-impl Noise {
-    pub fn new(seed: u64) -> Noise {
-        Noise(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn bits(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub fn uniform(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1u64 << 24) as f32
-    }
-
-    pub fn gaussian(&mut self) -> f32 {
-        (-2.0 * self.uniform().max(1e-9).ln()).sqrt() * (std::f32::consts::TAU * self.uniform()).cos()
-    }
-
-    pub fn row(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.gaussian()).collect()
-    }
-}
 
 fn formats() -> impl Iterator<Item = Srft> {
     HEAD_SIZES.into_iter().flat_map(|size| [2, 3, 4, 8].into_iter().filter_map(move |bits| Srft::new(bits, size)))

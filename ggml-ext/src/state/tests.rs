@@ -3,7 +3,7 @@
 use super::*;
 use crate::codec::delta::{Delta, Kind};
 use crate::codec::format::RowFormat;
-use crate::isa::tests::Noise;
+use crate::random::Noise;
 use proptest::prelude::*;
 
 fn side(name: &str, heads: u32) -> Side {

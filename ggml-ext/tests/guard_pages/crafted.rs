@@ -7,20 +7,10 @@
 use super::memory::*;
 use ggml_ext::attention::AttentionOp;
 use ggml_ext::ffi;
+use ggml_ext::random::Noise;
 use ggml_ext::spec::Side;
 use ggml_ext::table::Concrete;
 use ggml_ext::tensor::Tensor;
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 20) as usize % n
-    }
-}
 
 /// The same tensor as a view of itself: then its memory is known, and what is changed can be seen to be wrong.
 fn as_view(memory: &Guarded, t: Tensor) -> Tensor {
@@ -28,7 +18,7 @@ fn as_view(memory: &Guarded, t: Tensor) -> Tensor {
 }
 
 /// Changes a field; true where the change must be refused, whatever else is so.
-fn craft(t: &mut Tensor, row_bytes: usize, random: &mut Random) -> bool {
+fn craft(t: &mut Tensor, row_bytes: usize, random: &mut Noise) -> bool {
     const COUNTS: [i64; 12] = [-1, 0, 1, 2, 3, 63, 64, 65, 130, 1 << 31, 1 << 62, i64::MAX];
     let strides = [
         0,
@@ -65,27 +55,27 @@ fn craft(t: &mut Tensor, row_bytes: usize, random: &mut Random) -> bool {
 
 /// Some crafted descriptions of each op.
 pub fn all(c: Concrete, number: usize) {
-    let mut random = Random(0x2545_f491_4f6c_dd1d ^ (number as u64 + 1));
+    let mut random = Noise::new(number as u64);
     // Whole caches are copied: few cells, where there may be few.
     let (cells, heads, streams, size) = (if c.group_cells() > 1 { 70 } else { 5 }, 2, 2, c.head_size);
     let (width, row) = (heads * size, c.row_bytes());
     let cache = Cache::new(Rows::Ours(c), heads, cells, streams);
-    let values = Guarded::of(&wave(1, 3 * width));
+    let values = Guarded::of(&noise(1, 3 * width));
     let source = as_view(&values, values.tensor(F32, 4, 4 * width, [width, 3, 1, 1]));
     let indices = Guarded::of(&[0i32, cells as i32, (cells * streams) as i32 - 1]);
     let index = as_view(&indices, indices.tensor(I32, 4, 12, [3, 1, 1, 1]));
     let read = Guarded::new(4 * 3 * width);
     let result = as_view(&read, read.tensor(F32, 4, 4 * width, [width, 3, 1, 1]));
-    let decoded = Guarded::of(&wave(2, width * cells * streams));
+    let decoded = Guarded::of(&noise(2, width * cells * streams));
     let floats = as_view(&decoded, decoded.tensor(F32, 4, 4 * size, [size, heads, cells * streams, 1]));
-    let asked = Guarded::of(&wave(3, size * 2 * heads * streams));
+    let asked = Guarded::of(&noise(3, size * 2 * heads * streams));
     let q = as_view(&asked, asked.tensor(F32, 4, 4 * size, [size, 2, heads, streams]));
     let scored = Guarded::new(4 * cells * 2 * heads * streams);
     let scores = as_view(&scored, scored.tensor(F32, 4, 4 * cells, [cells, 2, heads, streams]));
     let other = Cache::new(Rows::Ggml(F16, size), heads, cells, streams);
     let seen = Guarded::of(&vec![half::f16::ZERO; cells * 2 * streams]);
     let mask = as_view(&seen, seen.tensor(F16, 2, 2 * cells, [cells, 2, 1, streams]));
-    let sunk = Guarded::of(&wave(4, heads));
+    let sunk = Guarded::of(&noise(4, heads));
     let sinks = as_view(&sunk, sunk.tensor(F32, 4, 4 * heads, [heads, 1, 1, 1]));
     let answered = Guarded::new(4 * size * heads * 2 * streams);
     let answer = as_view(&answered, answered.tensor(F32, 4, 4 * size, [size, heads, 2, streams]));
@@ -151,7 +141,7 @@ pub fn all(c: Concrete, number: usize) {
 pub fn rows_that_are_not_there(c: Concrete) {
     let (cells, size) = (70, c.head_size);
     let cache = Cache::new(Rows::Ours(c), 1, cells, 1);
-    let values = Guarded::of(&wave(1, 3 * size));
+    let values = Guarded::of(&noise(1, 3 * size));
     let source = values.tensor(F32, 4, 4 * size, [size, 3, 1, 1]);
     let read = Guarded::new(4 * 3 * size);
     let result = read.tensor(F32, 4, 4 * size, [size, 3, 1, 1]);

@@ -1,5 +1,6 @@
 //! Memory between pages that nobody may touch, and tensors in it.
 
+use ggml_ext::random::Noise;
 use ggml_ext::table::Concrete;
 use ggml_ext::tensor::{Tensor, View};
 use std::cell::Cell;
@@ -140,9 +141,9 @@ unsafe extern "C" fn read_foreign(src: *const u8, dst: *mut f32, n: i64) {
     unsafe { std::ptr::copy_nonoverlapping(src, dst.cast(), 4 * n as usize) };
 }
 
-/// Values that are the same in every run, between -1 and 1.
-pub fn wave(seed: usize, n: usize) -> Vec<f32> {
-    (0..n).map(|i| ((i * 37 + seed * 101 + i * i % 11) % 64) as f32 / 32.0 - 1.0).collect()
+/// Values between -1 and 1.
+pub fn noise(seed: usize, n: usize) -> Vec<f32> {
+    Noise::new(seed as u64).flat_row(n)
 }
 
 pub fn halves(values: &[f32]) -> Vec<half::f16> {
@@ -199,20 +200,20 @@ impl Rows {
         match self {
             Rows::Ours(c) => {
                 let n = if c.group_cells() > 1 { cells } else { cells.min(3) };
-                let (x, mut rows) = (wave(1, n * size), vec![0u8; n * bytes]);
+                let (x, mut rows) = (noise(1, n * size), vec![0u8; n * bytes]);
                 // SAFETY: n rows of values and of bytes.
                 let done =
                     unsafe { ggml_ext::ffi::ggml_ext_encode(c.id(), x.as_ptr(), rows.as_mut_ptr(), (n * size) as i64) };
                 assert!(done, "{}", c.name());
                 rows.iter().copied().cycle().take(cells * bytes).collect()
             }
-            Rows::Ggml(F16, _) => halves(&wave(2, cells * size)).iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Rows::Ggml(F16, _) => halves(&noise(2, cells * size)).iter().flat_map(|x| x.to_le_bytes()).collect(),
             Rows::Ggml(kind @ (Q8_0 | Q4_0), _) => {
                 let scale = half::f16::from_f32(if kind == Q8_0 { 0.01 } else { 0.1 }).to_le_bytes();
                 let block = self.row_bytes().0;
                 (0..cells * bytes).map(|i| if i % block < 2 { scale[i % block] } else { (i * 89) as u8 }).collect()
             }
-            Rows::Ggml(..) => wave(3, cells * size).iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Rows::Ggml(..) => noise(3, cells * size).iter().flat_map(|x| x.to_le_bytes()).collect(),
         }
     }
 }

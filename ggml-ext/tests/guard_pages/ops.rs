@@ -31,7 +31,7 @@ pub fn all(c: Concrete, number: usize) {
 /// Encoding and decoding without a cache.
 fn rows_alone(c: Concrete) {
     let (size, n) = (c.head_size, if c.group_cells() > 1 { 66 } else { 2 });
-    let values = Guarded::of(&wave(5, n * size));
+    let values = Guarded::of(&noise(5, n * size));
     let (rows, back) = (Guarded::new(n * c.row_bytes()), Guarded::new(4 * n * size));
     let count = (n * size) as i64;
     // SAFETY: n rows of values and of bytes each.
@@ -58,7 +58,7 @@ fn rows_of_cache(c: Concrete, number: usize) {
     targets.truncate(n);
     let targets: Vec<usize> = shuffled(n).into_iter().map(|i| targets[i]).collect();
 
-    let values = wave(number, n * width);
+    let values = noise(number, n * width);
     let (source, kind, bytes) =
         if number.is_multiple_of(2) { (Guarded::of(&values), F32, 4) } else { (Guarded::of(&halves(&values)), F16, 2) };
     let source_tensor = source.tensor(kind, bytes, bytes * width, [width, n, 1, 1]);
@@ -139,7 +139,7 @@ fn scores(c: Concrete, number: usize) {
     for (i, queries) in [1, 5, 17].into_iter().enumerate() {
         let heads = HEADS * (1 + i % 2);
         let n = queries * heads * STREAMS;
-        let q = Guarded::of(&wave(8, n * c.head_size));
+        let q = Guarded::of(&noise(8, n * c.head_size));
         let q = (&q, q.tensor(F32, 4, 4 * c.head_size, [c.head_size, queries, heads, STREAMS]));
         let seen = if i == 0 { cells } else { cells - cells / 3 };
         let out = Guarded::new(4 * n * seen);
@@ -208,7 +208,7 @@ pub fn attend(k: &Tensor, v: &Tensor, v_size: usize, what: Attended, threads: us
     let (size, cells, kv_heads, streams) = (k.n(0), k.n(1), k.n(2), k.n(3));
     let Attended { queries, group, half_queries, options } = what;
     let heads = kv_heads * group;
-    let values = wave(options, size * queries * heads * streams);
+    let values = noise(options, size * queries * heads * streams);
     let (q, kind, bytes) =
         if half_queries { (Guarded::of(&halves(&values)), F16, 2) } else { (Guarded::of(&values), F32, 4) };
     let hidden = |at: usize| at / cells == 0 || at % cells % 7 == 3;
@@ -216,7 +216,7 @@ pub fn attend(k: &Tensor, v: &Tensor, v_size: usize, what: Attended, threads: us
         (0..cells * queries * streams).map(|at| if hidden(at) { f32::NEG_INFINITY } else { (at % 2) as f32 }).collect();
     let mask = Guarded::of(&halves(&mask));
     let mask = (&mask, mask.tensor(F16, 2, 2 * cells, [cells, queries, 1, streams]));
-    let sinks = Guarded::of(&wave(1, heads));
+    let sinks = Guarded::of(&noise(1, heads));
     let sinks = (&sinks, sinks.tensor(F32, 4, 4 * heads, [heads, 1, 1, 1]));
     let out = Guarded::of(&vec![f32::NAN; v_size * heads * queries * streams]);
     let op = AttentionOp {

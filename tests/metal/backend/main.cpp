@@ -3,7 +3,6 @@
 
 #include "../../gpu/cases.h"
 #include "../../ops/attention_case.h"
-#include "../../ops/harness.h"
 #include "../runtime.h"
 #include "cpu-device.h"
 
@@ -11,13 +10,6 @@
 #include "ggml-metal.h"
 
 #include <cstdio>
-#include <cstring>
-#include <string>
-
-extern bool        verbose;
-extern std::string filter;
-extern int         passed, failed, skipped;
-void               print_peaks();
 
 namespace {
 
@@ -25,12 +17,6 @@ ggml_backend_t metal() {
     static ggml_backend_t backend = ggml_backend_dev_init(ggml_backend_reg_dev_get(ggml_backend_metal_reg(), 0), nullptr);
     return backend;
 }
-
-// A case on one backend.
-struct Device {
-    explicit Device(ggml_backend_t backend) { run_on(backend); }
-    ~Device() { run_on(nullptr); }
-};
 
 // Reads and writes of one graph are kept apart by barriers: without them results must be wrong, or nothing was tested.
 void missing_barriers() {
@@ -54,21 +40,8 @@ void missing_barriers() {
 }  // namespace
 
 int main(int argc, char ** argv) {
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--quick") == 0) {
-            quick = true;
-        } else if (strcmp(argv[i], "--soak") == 0) {
-            quick = false; // the full list is the long form
-        } else if (strcmp(argv[i], "--verbose") == 0) {
-            verbose = true;
-        } else if (strcmp(argv[i], "--filter") == 0 && i + 1 < argc) {
-            filter = argv[++i];
-        } else {
-            fprintf(stderr, "usage: %s [--quick | --soak] [--verbose] [--filter TEXT]\n", argv[0]);
-            return 2;
-        }
-    }
-    ggml_log_set(only_errors, nullptr);
+    begin_program("metal", argc, argv);
+    ggml_log_set(print_errors, nullptr);
     ggml_backend_load_all();
 
     static uint32_t turn = 0;
@@ -88,12 +61,8 @@ int main(int argc, char ** argv) {
     run_gpu_cases(test);
     missing_barriers();
 
-    if (verbose) {
-        print_peaks();
-    }
     const cpu_metal_counts counts = cpu_metal_count();
     printf("%llu dispatches, %llu barriers, %llu pipelines\n", (unsigned long long) counts.dispatches,
            (unsigned long long) counts.barriers, (unsigned long long) counts.pipelines);
-    printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
-    return failed == 0 && passed > 0 ? 0 : 1;
+    return end_program();
 }

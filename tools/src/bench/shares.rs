@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
 use ggml_ext::attention::AttentionOp;
+use ggml_ext::random::Noise;
 use ggml_ext::tensor::{Tensor, View};
 use ggml_ext::{ffi, Cache, KvType};
 use half::f16;
@@ -235,13 +236,8 @@ fn rows(cache: &Cache, cells: usize) -> Tensor {
 
 /// The same in every run.
 fn values(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut uniform = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
+    let mut noise = Noise::new(seed);
+    let mut uniform = || noise.uniform() - 0.5;
     (0..n).map(|_| 3.4 * uniform()).collect()
 }
 

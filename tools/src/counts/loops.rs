@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{anyhow, bail, Context, Result};
 use ggml_ext::attention::AttentionOp;
 use ggml_ext::ffi;
+use ggml_ext::random::Noise;
 use ggml_ext::table::{self, Concrete, Entry};
 use ggml_ext::tensor::{Tensor, View};
 
@@ -212,13 +213,8 @@ fn tensor(kind: i32, row_bytes: usize, ne: [usize; 4], data: *mut u8) -> Tensor 
 
 /// The same in every run.
 fn values(n: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut uniform = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
+    let mut noise = Noise::new(seed);
+    let mut uniform = || noise.uniform() - 0.5;
     // Four of them are near enough to a normal value.
     (0..n).map(|_| (0..4).map(|_| uniform()).sum::<f32>() * 1.7).collect()
 }

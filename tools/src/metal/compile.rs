@@ -148,7 +148,7 @@ impl Compiler {
             ]),
         }
         let mut key = vec![self.version.clone(), flags.join(" "), text.clone()];
-        for part in ["msl.h", "runtime.h", "runtime.cpp"] {
+        for part in ["msl.h", "runtime.h", "runtime.cpp", "../harness/random.h"] {
             key.push(fs::read_to_string(root().join(part)).with_context(|| format!("cannot read {part}"))?);
         }
         let name = shader.source.file_stem().unwrap_or_default().to_string_lossy().into_owned();

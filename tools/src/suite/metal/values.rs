@@ -10,29 +10,7 @@ use ggml_ext::lanes::Lanes;
 use ggml_ext::table::{self, Concrete, Entry};
 use half::{bf16, f16};
 
-/// xorshift: the same numbers in every run.
-pub struct Noise(u64);
-
-impl Noise {
-    pub fn new(seed: u64) -> Noise {
-        Noise(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn uniform(&mut self) -> f32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 40) as f32 / (1u64 << 24) as f32
-    }
-
-    pub fn gaussian(&mut self) -> f32 {
-        (-2.0 * self.uniform().max(1e-9).ln()).sqrt() * (std::f32::consts::TAU * self.uniform()).cos()
-    }
-
-    pub fn row(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.gaussian()).collect()
-    }
-}
+pub use ggml_ext::random::Noise;
 
 pub fn concrete(family: &str, size: usize) -> Result<Concrete> {
     match table::by_name(family) {

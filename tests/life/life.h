@@ -1,35 +1,11 @@
-// What every subject shares: counting checks, a tiny model, contexts of it, and what they say.
+// What the subjects of kv-test-life share: tiny models, contexts of them, and texts.
 #pragma once
 
+#include "../harness/harness.h"
+#include "../harness/random.h"
+#include "../harness/tokens.h"
+
 #include "ggml-ext.h"
-#include "llama.h"
-
-#include <cstdint>
-#include <memory>
-#include <string>
-#include <vector>
-
-extern bool quick;  // --quick: fewer walks
-extern bool soak;   // --soak: many more
-extern bool verbose;
-
-// cases
-
-bool begin_case(const std::string & name);
-void check(bool ok, const std::string & what);
-// `value` <= `bound`, NaN fails.
-void check_below(double value, double bound, const std::string & what);
-// Things tried that are not checks of their own: printed at the end.
-void count(const std::string & what, int64_t n = 1);
-
-struct Rng {
-    uint64_t state;
-    explicit Rng(uint64_t seed) : state(seed*0x9e3779b97f4a7c15ull + 0x632be59bd9b4e019ull) {}
-    uint64_t next();
-    int64_t  below(int64_t n) { return (int64_t) (next() % (uint64_t) n); }
-    float    uniform();  // [0, 1)
-    float    normal();
-};
 
 // models
 
@@ -76,32 +52,25 @@ struct Setup {
     bool     swa_full = false;
 };
 
-using Context = std::unique_ptr<llama_context, decltype(&llama_free)>;
 Context new_context(const Shape & shape, const Pair & types, const Setup & setup);
 
-struct Token {
-    llama_token  token;
-    llama_pos    pos;
-    llama_seq_id seq;
-    bool         wanted;  // its logits
-};
-
-// The logits of those that want them, one after the other; empty where decoding failed.
-std::vector<float> decode(llama_context * ctx, const std::vector<Token> & tokens);
 // Tokens of a text that is the same wherever it is asked for.
 llama_token token_at(llama_seq_id seq, llama_pos pos);
 std::vector<Token> text(llama_seq_id seq, llama_pos from, llama_pos to);
 
-// of the distributions that two rows of logits stand for
-double kl_divergence(const float * a, const float * b);
+// The same with logits of every token.
+std::vector<Token> wanted(std::vector<Token> tokens);
+
 double largest_difference(const std::vector<float> & a, const std::vector<float> & b);
 bool   all_finite(const std::vector<float> & x);
 
-// What the log has said since it was last asked.
-std::string take_log();
-// llama.cpp's log goes here.
-void take_down(ggml_log_level level, const char * text, void * data);
+// The state of a whole context, or of sequence 0.
+std::vector<uint8_t> state_of(llama_context * ctx, bool whole);
+// The rows of a sequence's state, behind llama.cpp's magic and number, the header and what it says of cells; empty where it
+// has none.
+std::vector<uint8_t> rows_of(const std::vector<uint8_t> & state);
 
+// Given by --dir.
 const std::string & folder();
 
 // subjects

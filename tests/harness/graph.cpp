@@ -1,21 +1,11 @@
+#include "graph.h"
+
 #include "harness.h"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <map>
+#include <numeric>
 
 namespace {
-
-struct Peak {
-    double      ratio = -1.0;
-    double      value = 0.0;
-    std::string where;
-};
-
-std::string                 current;
-std::map<std::string, Peak> peaks;
 
 ggml_backend_t chosen = nullptr;
 
@@ -33,50 +23,6 @@ void set_threads(ggml_backend_t backend, int n) {
 }
 
 }  // namespace
-
-bool        quick   = false;
-bool        verbose = false;
-std::string filter;
-int         passed  = 0;
-int         failed  = 0;
-int         skipped = 0;
-
-bool begin_case(const std::string & name) {
-    current = name;
-    return name.find(filter) != std::string::npos;
-}
-
-void check(bool ok, const std::string & what) {
-    if (ok) {
-        passed++;
-        return;
-    }
-    failed++;
-    printf("FAIL %s: %s\n", current.c_str(), what.c_str());
-    fflush(stdout);
-}
-
-void check_below(double value, double bound, const std::string & what) {
-    Peak & peak = peaks[what];
-    const double ratio = std::isnan(value) ? INFINITY : value/bound;
-    if (ratio > peak.ratio) {
-        peak = { ratio, value, current };
-    }
-    char text[64];
-    snprintf(text, sizeof(text), " is %.3g, bound %.3g", value, bound);
-    check(value <= bound, what + text);
-}
-
-void skip(const std::string & why) {
-    skipped++;
-    printf("skip %s: %s\n", current.c_str(), why.c_str());
-}
-
-void print_peaks() {
-    for (const auto & [what, peak] : peaks) {
-        printf("closest to its bound: %-52s %.3g (%.2f of it) %s\n", what.c_str(), peak.value, peak.ratio, peak.where.c_str());
-    }
-}
 
 const std::vector<const ggml_ext_type *> & concrete_types() {
     static const auto all = [] {
@@ -129,53 +75,12 @@ double bits_of(ggml_type type) {
     return 8.0*ggml_type_size(type)/ggml_blck_size(type);
 }
 
-uint64_t Rng::next() {
-    uint64_t z = state += 0x9e3779b97f4a7c15ull;
-    z = (z ^ (z >> 30))*0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27))*0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
-float Rng::uniform() {
-    return (float) (next() >> 40)/(float) (1 << 24);
-}
-
-float Rng::normal() {
-    const double u = 1.0 - uniform();
-    const double v = uniform();
-    return (float) (std::sqrt(-2.0*std::log(u))*std::cos(6.283185307179586*v));
-}
-
-std::vector<float> Rng::normals(size_t n, float scale) {
-    std::vector<float> res(n);
-    for (float & x : res) {
-        x = scale*normal();
-    }
-    return res;
-}
-
-std::vector<int64_t> Rng::distinct(size_t n, int64_t below_) {
-    std::vector<int64_t> all(below_);
-    for (int64_t i = 0; i < below_; i++) {
-        all[i] = i;
-    }
-    for (int64_t i = below_ - 1; i > 0; i--) {
-        std::swap(all[i], all[below(i + 1)]);
-    }
-    all.resize(n);
-    return all;
-}
-
-uint64_t seed_of(const std::string & text) {
-    uint64_t h = 14695981039346656037ull;
-    for (unsigned char c : text) {
-        h = (h ^ c)*1099511628211ull;
-    }
-    return h;
-}
-
-void run_on(ggml_backend_t backend) {
+Device::Device(ggml_backend_t backend) {
     chosen = backend;
+}
+
+Device::~Device() {
+    chosen = nullptr;
 }
 
 Graph::Graph() : backend_(backend()) {
@@ -259,5 +164,11 @@ std::vector<float> get_floats(const ggml_tensor * t) {
 std::vector<uint8_t> get_bytes(const ggml_tensor * t) {
     std::vector<uint8_t> res(ggml_nbytes(t));
     ggml_backend_tensor_get(t, res.data(), 0, res.size());
+    return res;
+}
+
+std::vector<int64_t> counting(int64_t first, int64_t n) {
+    std::vector<int64_t> res((size_t) n);
+    std::iota(res.begin(), res.end(), first);
     return res;
 }
