@@ -40,6 +40,8 @@ impl Way {
 
 /// The instruction sets that have numbers, and whether callgrind knows them.
 const ISAS: [(&str, bool); 4] = [("scalar", true), ("avx2", true), ("avxvnni", false), ("avx512", false)];
+/// Why the scalar loops are not counted: stepping through them takes minutes.
+pub const NO_VALGRIND: &str = "no valgrind: apt-get install valgrind";
 /// Counted both ways.
 const BOTH: (&str, &str) = ("avx2", "decode srft4 d128 x4");
 
@@ -67,7 +69,7 @@ fn way(isa: &str, emulated: bool, valgrind: bool, here: &[&str]) -> Result<Way, 
         _ if !here.contains(&isa) => Err("this CPU does not have it".into()),
         _ if emulated && valgrind => Ok(Way::Callgrind),
         // Many millions of instructions, a microsecond each.
-        _ if isa == "scalar" => Err("valgrind is not installed, and stepping through it takes minutes".into()),
+        _ if isa == "scalar" => Err(NO_VALGRIND.into()),
         _ => Ok(Way::Step),
     }
 }

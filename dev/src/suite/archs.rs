@@ -17,6 +17,6 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         tally.skip("all", 1, &format!("this tree of llama.cpp has no {FIXTURES}"));
         return Ok(());
     }
-    let bin = build_tree::build(&build_tree::Options::default(), &[PROGRAM.into()])?;
+    let bin = tally.timed("build", || build_tree::build(&build_tree::Options::default(), &[PROGRAM.into()]))?;
     program::run(&mut Command::new(bin.join(PROGRAM)), PROGRAM, options, tally)
 }

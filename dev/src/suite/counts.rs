@@ -34,7 +34,11 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         let way = match way {
             Ok(way) => way,
             Err(why) => {
-                tally.skip(&format!("{WHAT}, {}", plan.isa), 1, &why);
+                let what = format!("{WHAT}, {}", plan.isa);
+                match why.as_str() {
+                    counts::NO_VALGRIND => tally.missing(&what, &why),
+                    _ => tally.skip(&what, 1, &why),
+                }
                 continue;
             }
         };

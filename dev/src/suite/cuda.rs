@@ -14,6 +14,10 @@ const PROGRAM: &str = "kv-test-cuda";
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     match cuda::nvcc() {
+        // Where it can be fetched, it should have been.
+        Err(why) if cfg!(all(target_os = "linux", target_arch = "x86_64")) => {
+            tally.missing("compiling the kernels", &format!("{why:#}"));
+        }
         Err(why) => tally.skip("compiling the kernels", 1, &format!("{why:#}")),
         Ok(nvcc) => compile(&nvcc, options, tally)?,
     }
@@ -22,7 +26,7 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         return Ok(());
     }
     let build = build_tree::Options { cuda: true, ..build_tree::Options::default() };
-    let bin = build_tree::build(&build, &[PROGRAM.into()])?;
+    let bin = tally.timed("build", || build_tree::build(&build, &[PROGRAM.into()]))?;
     program::run(&mut Command::new(bin.join(PROGRAM)), PROGRAM, options, tally)?;
     // What GPUs without the fast path run.
     let mut tiles = Command::new(bin.join(PROGRAM));

@@ -125,7 +125,7 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     let compiler = match Compiler::find() {
         Ok(compiler) => compiler,
         Err(e) => {
-            tally.skip("all", 1, &format!("shaders are run as C++: {e:#}"));
+            tally.missing("all", &format!("shaders are run as C++: {e:#}: apt-get install g++"));
             return Ok(());
         }
     };

@@ -1,6 +1,7 @@
 //! `cargo kv test`: everything that proves the project, in parts.
 
 mod archs;
+mod cargo;
 mod counts;
 mod cuda;
 mod life;
@@ -15,13 +16,13 @@ mod wrapper;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use serde_json::{json, Value};
 
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
 pub struct Options {
     /// Only these parts
@@ -33,6 +34,9 @@ pub struct Options {
     /// The long forms: fuzzing, sanitizers, Miri, a loaded server
     #[arg(long, conflicts_with = "quick")]
     pub soak: bool,
+    /// Fail if a check was skipped because something is not installed, as in CI
+    #[arg(long)]
+    pub no_skips: bool,
     /// In part `rust`, write today's instruction counts to tests/counts and do nothing else
     #[arg(long)]
     pub bless_counts: bool,
@@ -75,28 +79,58 @@ pub struct Tally {
     passed: u64,
     failed: u64,
     skipped: u64,
+    /// Those of the skipped checks that wait for something to be installed.
+    missing: u64,
     reasons: Vec<String>,
+    /// What took how long.
+    steps: Vec<(String, Duration)>,
     /// What was tried, in the order in which it was first counted.
     tried: Vec<(String, u64)>,
     start: Instant,
+    /// Of the whole part, once it is over.
+    time: Duration,
 }
 
 impl Tally {
     fn new(part: Part) -> Tally {
-        let (reasons, tried) = (Vec::new(), Vec::new());
-        Tally { part: part.name(), passed: 0, failed: 0, skipped: 0, reasons, tried, start: Instant::now() }
+        Tally {
+            part: part.name(),
+            passed: 0,
+            failed: 0,
+            skipped: 0,
+            missing: 0,
+            reasons: Vec::new(),
+            steps: Vec::new(),
+            tried: Vec::new(),
+            start: Instant::now(),
+            time: Duration::ZERO,
+        }
     }
 
     /// One check. An error fails it, and the checks after it still run.
     pub fn check(&mut self, what: &str, check: impl FnOnce() -> Result<()>) {
         let start = Instant::now();
-        match check() {
+        let result = check();
+        self.took(what, start.elapsed());
+        match result {
             Ok(()) => {
                 self.passed += 1;
                 println!("ok    {}: {what} ({:.1} s)", self.part, start.elapsed().as_secs_f64());
             }
             Err(e) => self.fail(what, &format!("{e:#}")),
         }
+    }
+
+    /// A step that is no check of its own, for the list of the slowest.
+    pub fn timed<T>(&mut self, what: &str, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let result = work();
+        self.took(what, start.elapsed());
+        result
+    }
+
+    pub fn took(&mut self, what: &str, time: Duration) {
+        self.steps.push((format!("{}: {what}", self.part), time));
     }
 
     fn fail(&mut self, what: &str, why: &str) {
@@ -109,6 +143,12 @@ impl Tally {
         self.skipped += count;
         self.reasons.push(why.to_string());
         println!("skip  {}: {what}: {why}", self.part);
+    }
+
+    /// A check that this machine could make if something were installed; the reason names the command for that.
+    pub fn missing(&mut self, what: &str, why: &str) {
+        self.missing += 1;
+        self.skip(what, 1, why);
     }
 
     /// Checks that another program made and counted.
@@ -160,11 +200,6 @@ pub fn test(options: &Options) -> Result<ExitCode> {
             Part::Model => model::run(options, &mut tally),
             Part::Metal => metal::run(options, &mut tally),
             Part::Cuda => cuda::run(options, &mut tally),
-            // Two more builds of llama.cpp.
-            Part::Wrapper if options.only.is_empty() && !options.soak => {
-                tally.skip("all", 1, &format!("slow: run it with --only {}, or --soak", part.name()));
-                Ok(())
-            }
             Part::Wrapper => wrapper::run(options, &mut tally),
             Part::Life => life::run(options, &mut tally),
             Part::Neon => neon::run(options, &mut tally),
@@ -173,17 +208,36 @@ pub fn test(options: &Options) -> Result<ExitCode> {
         if let Err(e) = ran {
             tally.fail("set up", &format!("{e:#}"));
         }
+        tally.time = tally.start.elapsed();
         tried.extend(tally.tried());
         tallies.push(tally);
     }
     tried.iter().for_each(|line| println!("{line}"));
+    print_slowest(&tallies);
     write_json(options, &tallies)?;
     let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum::<u64>();
     let failed = sum(|t| t.failed);
     // What failed or was skipped, once more at the end.
     tallies.iter().filter(|t| !t.reasons.is_empty()).for_each(|t| println!("{}: {}", t.part, t.reasons.join("; ")));
+    let missing = sum(|t| t.missing);
+    if missing > 0 {
+        println!("{missing} of the skipped checks wait for something to be installed; the reasons above say how");
+    }
     println!("{} passed, {failed} failed, {} skipped", sum(|t| t.passed), sum(|t| t.skipped));
-    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let good = failed == 0 && (missing == 0 || !options.no_skips);
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+const SLOWEST: usize = 10;
+
+fn print_slowest(tallies: &[Tally]) {
+    let mut steps: Vec<&(String, Duration)> = tallies.iter().flat_map(|t| &t.steps).collect();
+    steps.sort_by_key(|step| std::cmp::Reverse(step.1));
+    let sum: Duration = tallies.iter().map(|t| t.time).sum();
+    println!("{} s in all; the slowest steps:", sum.as_secs());
+    for (what, time) in steps.into_iter().take(SLOWEST) {
+        println!("{:8.1} s  {what}", time.as_secs_f64());
+    }
 }
 
 fn write_json(options: &Options, tallies: &[Tally]) -> Result<()> {
@@ -228,6 +282,9 @@ mod tests {
         assert_eq!((&json["passed"], &json["failed"], &json["skipped"]), (&json!(1), &json!(1), &json!(2)));
         assert_eq!(json["reason"], "bad failed; no such machine");
         assert_eq!(Tally::new(Part::Rust).as_json()["reason"], Value::Null);
+        tally.missing("abroad", "no compass: apt-get install compass");
+        assert_eq!((tally.skipped, tally.missing), (3, 1));
+        assert_eq!(tally.steps.iter().map(|s| s.0.as_str()).collect::<Vec<_>>(), ["model: good", "model: bad"]);
         assert_eq!(tally.tried(), None);
         tally.count("walks", 2);
         tally.count("states", 5);

@@ -10,8 +10,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
-use serde_json::Value;
 
+use super::cargo;
 use super::rust::{failed_names, libtest_counts};
 use super::{Options, Tally};
 use crate::cross::{self, AARCH64, AARCH64_GCC, AARCH64_ROOT, QEMU};
@@ -34,7 +34,7 @@ const AVERAGES: &str = "_projection";
 /// Prints the table, and fails where another one was asked for.
 const TABLE_TEST: &str = "isa::tests::the_table_in_use_is_the_best_or_the_one_named";
 
-/// Far longer than the list takes.
+/// Of CPU time on each core, far more than the list takes.
 const LIMIT: Duration = Duration::from_secs(1200);
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
@@ -44,13 +44,13 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         return Ok(());
     }
     if let Err(why) = cross::programs(&[AARCH64_GCC, QEMU]).and_then(|()| cross::rust_target(AARCH64)) {
-        tally.skip("emulation", 1, &why);
+        tally.missing("emulation", &why);
         return Ok(());
     }
-    let program = {
+    let program = tally.timed("building tests for aarch64", || {
         let _spinner = Spinner::new("building tests for aarch64");
-        build_tests()?
-    };
+        build_tests()
+    })?;
     for (cpu, table) in CPUS {
         let emulated = Emulated { program: &program, cpu };
         tally.check(&format!("{table} is the table of {cpu}"), || emulated.chooses(table));
@@ -72,12 +72,13 @@ fn check_macos(tally: &mut Tally) {
     for (what, folder) in [("the workspace", "."), ("sys and the examples", "examples"), ("the fuzz targets", "fuzz")] {
         let what = format!("cargo check of {what} for {MACOS}");
         if let Err(why) = cross::rust_target(MACOS) {
-            tally.skip(&what, 1, &why);
+            tally.missing(&what, &why);
             continue;
         }
         tally.check(&what, || {
             let _spinner = Spinner::new(&what);
-            let mut c = cargo(&["check", "--quiet", "--locked", "--workspace", "--all-targets", "--target", MACOS]);
+            let mut c =
+                cargo::command(&["check", "--quiet", "--locked", "--workspace", "--all-targets", "--target", MACOS]);
             c.current_dir(project_root().join(folder));
             if folder != "." {
                 c.arg("--target-dir").arg(cache::root()?.join("macos"));
@@ -91,25 +92,14 @@ fn check_macos(tally: &mut Tally) {
     }
 }
 
-fn cargo(args: &[&str]) -> Command {
-    let mut c = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    c.args(args).current_dir(project_root());
-    c.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", AARCH64_GCC.name);
-    process::forget_cargo(&mut c);
-    c
-}
-
 /// The library's own tests as a program.
 fn build_tests() -> Result<PathBuf> {
     let args = ["test", "--package", "ggml-ext", "--lib", "--no-run", "--target", AARCH64, "--message-format", "json"];
-    test_program(&process::run_ok(&mut cargo(&args))?.stdout)
-}
-
-/// From cargo's messages, one a line.
-fn test_program(messages: &str) -> Result<PathBuf> {
-    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut programs = messages.filter_map(|m| Some(PathBuf::from(m["executable"].as_str()?)));
-    programs.next().context("cargo named no program of the tests")
+    let mut c = cargo::command(&args);
+    c.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", AARCH64_GCC.name);
+    let built = process::run_ok(&mut c)?.stdout;
+    let program = cargo::messages(&built).find_map(|m| m.executable);
+    program.context("cargo named no program of the tests")
 }
 
 struct Emulated<'a> {
@@ -163,6 +153,7 @@ fn run_tests(options: &Options, tally: &mut Tally, emulated: &Emulated, table: &
     tally.add(passed, 0);
     tally.count(&format!("tests with {table} on {}", emulated.cpu), passed);
     let seconds = start.elapsed().as_secs_f64();
+    tally.took(&format!("tests with {table} on {}", emulated.cpu), start.elapsed());
     println!(
         "ok    neon: {passed} tests with {table} on {}, {cases} random cases of each property ({seconds:.1} s)",
         emulated.cpu
@@ -173,23 +164,10 @@ fn run_tests(options: &Options, tally: &mut Tally, emulated: &Emulated, table: &
     if !done.status.success() {
         println!("{}", process::tail(&done.text(), 80));
         if failed == 0 {
-            let why = if done.timed_out { "took too long" } else { "ended with an error and no failed test" };
+            let why = if done.timed_out { "hung and were killed" } else { "ended with an error and no failed test" };
             bail!("the tests with {table} on {} {why} ({})", emulated.cpu, done.status);
         }
     }
     ensure!(passed + failed > 0, "no test is named {}…", names.join("…, "));
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_program_is_found_in_the_messages() {
-        let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\n\
-            {\"reason\":\"compiler-artifact\",\"executable\":\"/t/deps/ggml_ext-1\"}\n{\"reason\":\"build-finished\"}";
-        assert_eq!(test_program(messages).unwrap(), PathBuf::from("/t/deps/ggml_ext-1"));
-        assert!(test_program("{\"reason\":\"build-finished\"}").is_err());
-    }
 }

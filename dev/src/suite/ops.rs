@@ -13,6 +13,6 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     tally.check("CMake alone and cargo kv build compile for the same CPU", || {
         cpu::check_agreement(&python::build_tools()?.cmake)
     });
-    let bin = build_tree::build(&build_tree::Options::default(), &[PROGRAM.into()])?;
+    let bin = tally.timed("build", || build_tree::build(&build_tree::Options::default(), &[PROGRAM.into()]))?;
     program::run(&mut Command::new(bin.join(PROGRAM)), PROGRAM, options, tally)
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use super::{parse_counts, Options, Tally};
 use kv::process;
 
-/// Several times what the longest of them takes, in emulation and on a busy machine: what is over it hangs.
+/// Of CPU time on each core ([`process::Watch`]), several times what the longest of them takes, in emulation too.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 const SOAK_LIMIT: Duration = Duration::from_secs(12 * 3600);
 
@@ -33,13 +33,14 @@ fn run_within(command: &mut Command, name: &str, limit: Duration, tally: &mut Ta
         .spawn()
         .with_context(|| format!("cannot run {}", process::shown(command)))?;
     let lines = lines_of(child.stdout.take());
-    let end = Instant::now() + limit;
+    let (start, mut watch) = (Instant::now(), process::Watch::new(limit));
     let mut counts = None;
-    let late = loop {
-        let line = match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+    let hangs = loop {
+        let line = match lines.recv_timeout(limit.min(Duration::from_secs(1))) {
             Ok(line) => line?,
             Err(RecvTimeoutError::Disconnected) => break false,
-            Err(RecvTimeoutError::Timeout) => break true,
+            Err(RecvTimeoutError::Timeout) if watch.hangs(child.id()) => break true,
+            Err(RecvTimeoutError::Timeout) => continue,
         };
         match parse_counts(&line) {
             // Kept off the output: the suite has a closing line of its own.
@@ -51,13 +52,15 @@ fn run_within(command: &mut Command, name: &str, limit: Duration, tally: &mut Ta
             },
         }
     };
-    if late {
+    if hangs {
         child.kill()?;
         child.wait()?;
-        tally.fail(name, &format!("it had not ended after {} minutes and was killed", limit.as_secs() / 60));
+        let minutes = limit.as_secs() / 60;
+        tally.fail(name, &format!("it computed or did nothing for {minutes} minutes and was killed"));
         return Ok(());
     }
     let status = child.wait()?;
+    tally.took(name, start.elapsed());
     let Some([passed, failed, skipped]) = counts else {
         tally.fail(name, &format!("it ended ({status}) without counting its tests"));
         return Ok(());

@@ -1,10 +1,10 @@
 //! Unit and property tests, fmt, clippy, instruction counts.
 
 use std::fs;
-use std::process::Command;
 
 use anyhow::{bail, ensure, Result};
 
+use super::cargo::command;
 use super::{counts, Options, Tally};
 use kv::progress::Spinner;
 use kv::{process, project_root};
@@ -40,13 +40,6 @@ fn package() -> Result<()> {
     Ok(())
 }
 
-fn command(args: &[&str]) -> Command {
-    let mut c = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    c.args(args).current_dir(project_root());
-    process::forget_cargo(&mut c);
-    c
-}
-
 fn cargo(args: &[&str]) -> Result<()> {
     let _spinner = Spinner::new(&format!("cargo {}", args[0]));
     let done = process::run(&mut command(args), None)?;
@@ -63,10 +56,10 @@ fn tests(options: &Options, tally: &mut Tally) -> Result<()> {
     } else if options.soak {
         c.env("PROPTEST_CASES", "5000");
     }
-    let done = {
+    let done = tally.timed("cargo test", || {
         let _spinner = Spinner::new("cargo test");
-        process::run(&mut c, None)?
-    };
+        process::run(&mut c, None)
+    })?;
     let [passed, failed, ignored] = libtest_counts(&done.stdout);
     tally.add(passed, 0);
     println!("ok    rust: {passed} tests");

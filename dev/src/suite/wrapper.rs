@@ -1,6 +1,8 @@
-//! llama-cpp-2 on top of sys/: the examples on a real model, the wrapper's own tests, and the original crate beside ours.
+//! llama-cpp-2 on top of sys/.
 //!
-//! Two builds of llama.cpp's library are made here, ours and the original's; both are kept in the cache.
+//! The short form, part of every run, is one program with the two lines of the README. The long one has the examples on a
+//! real model, the wrapper's own tests, and the original crate beside ours: two more builds of llama.cpp. All builds are
+//! kept in the cache.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{bail, ensure, Context, Result};
-use serde_json::Value;
 
+use super::cargo;
 use super::model::answer_in;
 use super::rust::{failed_names, libtest_counts};
 use super::{Options, Tally};
@@ -44,6 +46,15 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     let home = cache::root()?.join("wrapper");
     let target = home.join(format!("target-{}", cache::key(&[project_root().display().to_string()])));
     let bench = Bench { home, target, model: model::default_model()?, tools: python::build_tools()? };
+    if options.quick && options.only.is_empty() {
+        tally.skip("all", 1, "not in --quick: it builds llama.cpp as a Rust program does");
+        return Ok(());
+    }
+    tally.check("a program with the two lines of the README", || bench.short());
+    if options.only.is_empty() && !options.soak {
+        tally.skip("the long form", 1, &format!("slow: run it with --only {}, or --soak", tally.part));
+        return Ok(());
+    }
     let examples = project_root().join("examples");
     let built = bench.build(&examples, &bench.target, "llama.cpp for Rust programs", &[])?;
     tally.check("fmt and clippy of sys and the examples", || bench.lint(&examples));
@@ -94,9 +105,8 @@ impl Built {
 impl Bench {
     /// cargo in `dir`, with the build tools that this machine has or was given.
     fn cargo(&self, dir: &Path, target: &Path, args: &[&str]) -> Command {
-        let mut c = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        c.args(args).current_dir(dir).env("CARGO_TARGET_DIR", target).env("KV_MODEL", &self.model);
-        process::forget_cargo(&mut c);
+        let mut c = cargo::command(args);
+        c.current_dir(dir).env("CARGO_TARGET_DIR", target).env("KV_MODEL", &self.model);
         if self.tools.cmake.components().count() > 1 {
             c.env("CMAKE", &self.tools.cmake);
         }
@@ -117,17 +127,16 @@ impl Bench {
             bail!("building {what} failed ({})\n{}", done.status, process::tail(&done.stderr, 60));
         }
         let mut built = Built { programs: BTreeMap::new(), sys_out: PathBuf::new(), wrapper: None };
-        for message in done.stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
-            let text = |v: &Value| v.as_str().map(str::to_string);
-            if let (Some(name), Some(path)) = (text(&message["target"]["name"]), text(&message["executable"])) {
-                built.programs.insert(name, path.into());
+        for message in cargo::messages(&done.stdout) {
+            let name = message.target.map(|t| t.name).unwrap_or_default();
+            if name == "llama_cpp_2" {
+                built.wrapper = message.manifest_path;
             }
-            if message["target"]["name"] == "llama_cpp_2" {
-                built.wrapper = text(&message["manifest_path"]).map(PathBuf::from);
+            if let Some(path) = message.executable {
+                built.programs.insert(name, path);
             }
-            let package = text(&message["package_id"]).unwrap_or_default();
-            if message["reason"] == "build-script-executed" && package.contains("llama-cpp-sys-2") {
-                built.sys_out = text(&message["out_dir"]).unwrap_or_default().into();
+            if message.reason == "build-script-executed" && message.package_id.contains("llama-cpp-sys-2") {
+                built.sys_out = message.out_dir.unwrap_or_default();
             }
         }
         ensure!(built.sys_out.join("bindings.rs").is_file(), "no bindings in '{}'", built.sys_out.display());
@@ -284,6 +293,7 @@ impl Bench {
         };
         let [passed, failed, ignored] = libtest_counts(&done.stdout);
         tally.add(passed, 0);
+        tally.took(&format!("tests of {what}"), start.elapsed());
         println!("ok    wrapper: {passed} tests of {what} ({:.1} s)", start.elapsed().as_secs_f64());
         if ignored > 0 {
             tally.skip(&format!("ignored tests of {what}"), ignored, "marked #[ignore] there");
@@ -316,6 +326,21 @@ impl Bench {
         Ok(to)
     }
 
+    /// The README's two lines, with the folder of sys for the address. Nothing is optimized: what is tested is that a
+    /// program builds, links and gets its cache, and compiling takes the time.
+    fn short(&self) -> Result<()> {
+        let dir = self.home.join("short");
+        // The versions that the examples have; cargo drops what this program does not use.
+        fs::create_dir_all(dir.join("src"))?;
+        fs::copy(project_root().join("examples/Cargo.lock"), dir.join("Cargo.lock"))?;
+        let _spinner = Spinner::new("a program with the two lines");
+        let sys = format!("path = {:?}", project_root().join("sys"));
+        write_project(&dir, &sys, "", TWO_LINES)?;
+        let mut c = self.cargo(&dir, &self.target.with_file_name("target-short"), &["run", "--quiet"]);
+        c.env("CMAKE_C_FLAGS_RELEASE", "-O0").env("CMAKE_CXX_FLAGS_RELEASE", "-O0");
+        has_context(&process::run_ok(&mut c)?)
+    }
+
     /// As a new user, with what git has committed here for an address: a project outside the checkout, the README's two lines
     /// and then its third, which gives the types names.
     fn two_lines(&self) -> Result<()> {
@@ -323,16 +348,12 @@ impl Bench {
         let dir = scratch.path();
         fs::create_dir(dir.join("src"))?;
         let _spinner = Spinner::new("a new project with the two lines");
-        for (program, more) in [(TWO_LINES, ""), (THREE_LINES, "ggml-ext = { git = \"file://ROOT\" }\n")] {
-            let manifest = format!(
-                "[package]\nname = \"two-lines\"\nversion = \"0.1.0\"\nedition = \"2021\"\n\n[workspace]\n\n[dependencies]\n\
-                 llama-cpp-2 = \"0.1.160\"\n{more}\n[patch.crates-io]\nllama-cpp-sys-2 = {{ git = \"file://ROOT\" }}\n"
-            );
-            fs::write(dir.join("Cargo.toml"), manifest.replace("ROOT", &project_root().display().to_string()))?;
-            fs::write(dir.join("src/main.rs"), program)?;
+        let address = format!("git = \"file://{}\"", project_root().display());
+        let third = format!("ggml-ext = {{ {address} }}\n");
+        for (program, more) in [(TWO_LINES, ""), (THREE_LINES, &third)] {
+            write_project(dir, &address, more, program)?;
             let mut c = self.cargo(dir, &self.home.join("target-two-lines"), &["run", "--release", "--quiet"]);
-            let done = process::run_ok(&mut c)?;
-            ensure!(done.stdout.trim() == "true", "a context with srft4: {}", done.stdout);
+            has_context(&process::run_ok(&mut c)?)?;
         }
         Ok(())
     }
@@ -347,6 +368,20 @@ impl Bench {
         ensure!(done.stdout.contains("[ srft4/srft4: "), "{}", done.stdout);
         Ok(())
     }
+}
+
+fn write_project(dir: &Path, sys: &str, more: &str, program: &str) -> Result<()> {
+    let manifest = format!(
+        "[package]\nname = \"two-lines\"\nversion = \"0.1.0\"\nedition = \"2021\"\n\n[workspace]\n\n[dependencies]\n\
+         llama-cpp-2 = \"0.1.160\"\n{more}\n[patch.crates-io]\nllama-cpp-sys-2 = {{ {sys} }}\n"
+    );
+    fs::write(dir.join("Cargo.toml"), manifest)?;
+    fs::write(dir.join("src/main.rs"), program).map_err(Into::into)
+}
+
+fn has_context(done: &Finished) -> Result<()> {
+    ensure!(done.stdout.trim() == "true", "a context with srft4: {}", done.text());
+    Ok(())
 }
 
 const TWO_LINES: &str = r#"

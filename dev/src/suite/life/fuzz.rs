@@ -44,7 +44,7 @@ pub fn run(options: &Options, tally: &mut Tally) {
 
 fn guided(tally: &mut Tally) {
     if nightly().is_none() || !cfg!(target_os = "linux") {
-        return tally.skip("libFuzzer", 1, "no nightly toolchain: rustup toolchain install nightly");
+        return tally.missing("libFuzzer", "no nightly toolchain: rustup toolchain install nightly");
     }
     let mut programs = None;
     tally.check("fuzz targets build for libFuzzer", || {

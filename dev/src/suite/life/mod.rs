@@ -18,7 +18,7 @@ const PROGRAM: &str = "kv-test-life";
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     fuzz::run(options, tally);
     let targets = [PROGRAM, "llama-server"].map(String::from);
-    let bin = build_tree::build(&build_tree::Options::default(), &targets)?;
+    let bin = tally.timed("build", || build_tree::build(&build_tree::Options::default(), &targets))?;
     let scratch = cache::Scratch::new()?;
     let mut life = Command::new(bin.join(PROGRAM));
     life.arg("--dir").arg(scratch.path());

@@ -69,7 +69,7 @@ fn server(bin: &Path) -> Result<(Running, u16)> {
             if words.contains("Accepted client connection") {
                 return Ok((running, port));
             }
-            ensure!(start.elapsed() < Duration::from_secs(60), "rpc-server does not listen\n{words}");
+            ensure!(start.elapsed() < Duration::from_secs(600), "rpc-server does not listen\n{words}");
         }
     }
     bail!("rpc-server found no port\n{words}");

@@ -95,7 +95,7 @@ fn tests(tally: &mut Tally, what: &str, command: impl FnOnce() -> Result<Command
 fn addresses(tally: &mut Tally) {
     let what = "kernels and attention under AddressSanitizer";
     if nightly().is_none() || !cfg!(target_os = "linux") {
-        return tally.skip(what, 1, "no nightly toolchain: rustup toolchain install nightly");
+        return tally.missing(what, "no nightly toolchain: rustup toolchain install nightly");
     }
     tests(tally, what, || {
         let mut c = nightly_cargo("address", &project_root())?;
@@ -111,7 +111,7 @@ fn threads(tally: &mut Tally) {
     let source = nightly().is_some_and(|root| root.join("lib/rustlib/src/rust/library/std").is_dir());
     if !source || !cfg!(target_os = "linux") {
         let why = "no nightly toolchain with its source: rustup component add --toolchain nightly rust-src";
-        return tally.skip(what, 1, why);
+        return tally.missing(what, why);
     }
     tests(tally, what, || {
         let mut c = nightly_cargo("thread", &project_root())?;
@@ -140,7 +140,7 @@ fn miri(tally: &mut Tally) {
     let version = Command::new("cargo").args(["+nightly", "miri", "--version"]).output();
     if !version.is_ok_and(|o| o.status.success()) {
         let why = "no nightly toolchain with Miri: rustup component add --toolchain nightly miri rust-src";
-        return tally.skip(what, 1, why);
+        return tally.missing(what, why);
     }
     tests(tally, what, || {
         let mut c = nightly_cargo("miri", &project_root())?;

@@ -84,7 +84,7 @@ impl Server {
             if let Some(status) = server.process.0.try_wait()? {
                 bail!("it ended with {status}\n{}", server.last_words());
             }
-            ensure!(start.elapsed() < Duration::from_secs(60), "not ready after a minute\n{}", server.last_words());
+            ensure!(start.elapsed() < Duration::from_secs(600), "not ready after ten minutes\n{}", server.last_words());
             thread::sleep(Duration::from_millis(100));
         }
         Ok(server)
@@ -237,7 +237,7 @@ fn foreign_slot_file(bin: &Path, model: &Path, k: &str, v: &str) -> Result<()> {
         let log = String::from_utf8_lossy(&fs::read(&server.log)?).into_owned();
         Ok::<_, anyhow::Error>((log.contains("srft8_64") && log.contains(&format!("{k}_64")), log))
     };
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(120);
     while !named()?.0 && Instant::now() < until {
         thread::sleep(Duration::from_millis(100));
     }

@@ -20,7 +20,7 @@ const PLAIN: [&str; 4] = ["f32", "f16", "q8_0", "q4_0"];
 
 pub fn run(setup: &Setup, options: &Options, tally: &mut Tally) -> Result<()> {
     if !setup.compiler.has_half() {
-        tally.skip("ggml's Metal backend", 1, "its shaders need a compiler with 16-bit floats: g++ 12 or clang 15");
+        tally.missing("ggml's Metal backend", "its shaders need a compiler with 16-bit floats: g++ 12 or clang 15");
         return Ok(());
     }
     // On a Mac the backend is the real one, and Metal compiles.
@@ -35,8 +35,8 @@ pub fn run(setup: &Setup, options: &Options, tally: &mut Tally) -> Result<()> {
     if !mac {
         libraries(setup, folder.path())?;
     }
-    let bin =
-        build_tree::build(&build_tree::Options { metal: mac, ..build_tree::Options::default() }, &[PROGRAM.into()])?;
+    let build = build_tree::Options { metal: mac, ..build_tree::Options::default() };
+    let bin = tally.timed("build", || build_tree::build(&build, &[PROGRAM.into()]))?;
     println!("metal: ggml's Metal backend against its CPU backend");
     program::run(Command::new(bin.join(PROGRAM)).env("KV_METAL_LIBRARIES", folder.path()), PROGRAM, options, tally)
 }

@@ -20,7 +20,7 @@ const SIZE: usize = 128;
 
 pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
     if !setup.compiler.has_half() {
-        tally.skip("ggml's own shaders", 1, "they need a compiler with 16-bit floats: g++ 12 or clang 15");
+        tally.missing("ggml's own shaders", "they need a compiler with 16-bit floats: g++ 12 or clang 15");
         return Ok(());
     }
     let tree = source::patched(&Source::choose(Tree::Full, None)?)?.dir.join("ggml/src");

@@ -36,7 +36,7 @@ const LIMIT: Duration = Duration::from_secs(1800);
 
 pub fn run(tally: &mut Tally) -> Result<()> {
     if let Err(why) = cross::programs(&[AARCH64_GXX]) {
-        tally.skip("llama.cpp in emulation", 1, &why);
+        tally.missing("llama.cpp in emulation", &why);
         return Ok(());
     }
     let here = build_tree::build(&build_tree::Options::default(), &[TOOL.into()])?;
@@ -70,7 +70,7 @@ pub fn run(tally: &mut Tally) -> Result<()> {
 /// The ops of ggml's CPU backend against f64, by C and Rust of the other machine.
 fn ops(tally: &mut Tally, bin: &Path) -> Result<()> {
     // The list of --quick has every op, type and head size; with all masks and shapes it is an hour of emulation.
-    let quick = Options { only: vec![], quick: true, soak: false, bless_counts: false, json: None };
+    let quick = Options { quick: true, ..Options::default() };
     program::run(&mut qemu(bin, OPS), OPS, &quick, tally)
 }
 
