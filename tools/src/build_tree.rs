@@ -113,6 +113,7 @@ fn cmake_flags(options: &Options, tree: &Patched) -> Vec<String> {
     let mut flags = vec![
         "-DCMAKE_BUILD_TYPE=Release".to_string(),
         format!("-DKV_LLAMA_CPP_DIR={}", tree.dir.display()),
+        format!("-DGGML_EXT_CARGO_TARGET_DIR={}", target_dir().display()),
         on("LLAMA_BUILD_SERVER", true),
         on("LLAMA_BUILD_UI", false),
         on("LLAMA_USE_PREBUILT_UI", false),
@@ -129,6 +130,13 @@ fn cmake_flags(options: &Options, tree: &Patched) -> Vec<String> {
         flags.extend(cpu::cmake_flags(options.portable));
     }
     flags
+}
+
+/// cargo's own: this command is linked with ggml-ext, so that there it is compiled already.
+fn target_dir() -> PathBuf {
+    let given = std::env::var_os("CARGO_TARGET_DIR").filter(|dir| !dir.is_empty()).map(PathBuf::from);
+    let given = given.and_then(|dir| std::path::absolute(dir).ok());
+    given.unwrap_or_else(|| project_root().join("target"))
 }
 
 /// Another compiler means another build folder: CMake keeps the one it was configured with.

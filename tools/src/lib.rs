@@ -1,20 +1,15 @@
-//! What `cargo kv` does, as a library: `main.rs` only reads the command line.
+//! What users run as `cargo kv`, as a library, because the developers' commands (`dev/`) stand on the same ground.
 //!
 //! From the bottom up: `cache` (where things are kept), `process` and `progress` (how children are run and shown),
-//! `fetch` (downloads), `patch` and `source` (llama.cpp's tree), `build_tree` (its tools), `metal` (shaders on the CPU),
-//! and then the verbs.
+//! `fetch` (downloads), `patch` and `source` (llama.cpp's tree), `build_tree` (its tools), the commands, and `cli`.
 
 pub mod bench;
 pub mod build_tree;
 pub mod cache;
+pub mod cli;
 pub mod compare;
-pub mod counts;
 pub mod cpu;
-pub mod cross;
-pub mod cuda;
 pub mod fetch;
-pub mod mca;
-pub mod metal;
 pub mod model;
 pub mod needle;
 pub mod pair;
@@ -26,7 +21,6 @@ pub mod progress;
 pub mod python;
 pub mod run;
 pub mod source;
-pub mod suite;
 pub mod table;
 pub mod types;
 

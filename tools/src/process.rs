@@ -1,4 +1,7 @@
-//! Children: run with a time limit, output kept, failures told with the end of their output.
+//! Children: run with a limit, output kept, failures reported with the end of their output.
+//!
+//! A limit ends what hangs, on a machine that may be busy with other things. So it counts CPU time, not time: see
+//! [`Watch`].
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -7,6 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
+
+use crate::cpu;
 
 pub struct Finished {
     pub status: ExitStatus,
@@ -34,21 +39,66 @@ impl Finished {
     }
 }
 
-/// Runs to the end with nothing on stdin. With a limit, the child is killed when it is over.
+/// Does a child hang? It does if it has computed for longer than the limit on every core, or has done nothing for that
+/// long. A child that only waits its turn on a busy machine does neither.
+pub struct Watch {
+    limit: Duration,
+    /// Since when, and the CPU time then.
+    window: (Instant, Duration),
+}
+
+/// Share of a core below which a child does nothing: one that waits for input may still look up now and then.
+const IDLE: u32 = 100;
+/// Where CPU time cannot be read, the clock counts, and this much more of it.
+const PATIENCE: u32 = 5;
+
+impl Watch {
+    pub fn new(limit: Duration) -> Watch {
+        Watch { limit, window: (Instant::now(), Duration::ZERO) }
+    }
+
+    pub fn hangs(&mut self, child: u32) -> bool {
+        let (since, then) = self.window;
+        let Some(now) = cpu_time(&child.to_string()) else { return since.elapsed() > self.limit * PATIENCE };
+        if now > self.limit * cpu::cores() {
+            return true;
+        }
+        if since.elapsed() <= self.limit {
+            return false;
+        }
+        self.window = (Instant::now(), now);
+        now.saturating_sub(then) < self.limit / IDLE
+    }
+}
+
+/// CPU time of a process (a number, or "self") and of its children that have ended; None where /proc does not have it.
+pub fn cpu_time(process: &str) -> Option<Duration> {
+    // Ticks a second: fixed by the ABI of Linux.
+    const USER_HZ: u32 = 100;
+    let ticks = parse_ticks(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)?;
+    Some(Duration::from_secs(ticks) / USER_HZ)
+}
+
+/// Fields 14 to 17, counted behind the name, which may hold anything: user, system, and the same of children.
+fn parse_ticks(stat: &str) -> Option<u64> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    fields.get(11..15)?.iter().map(|f| f.parse::<u64>().ok()).sum()
+}
+
+/// Runs to the end with nothing on stdin. With a limit, the child is killed if it hangs ([`Watch`]).
 pub fn run(command: &mut Command, limit: Option<Duration>) -> Result<Finished> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot run {}", shown(command)))?;
     let stdout = drain(child.stdout.take());
     let stderr = drain(child.stderr.take());
-    let start = Instant::now();
     let mut timed_out = false;
-    let status = match limit {
+    let status = match limit.map(Watch::new) {
         None => child.wait()?,
-        Some(limit) => loop {
+        Some(mut watch) => loop {
             if let Some(status) = child.try_wait()? {
                 break status;
             }
-            if start.elapsed() > limit {
+            if watch.hangs(child.id()) {
                 timed_out = true;
                 child.kill()?;
                 break child.wait()?;
@@ -122,15 +172,37 @@ mod tests {
         assert_eq!(tail("", 2), "");
     }
 
+    #[test]
+    fn ticks() {
+        let line = "42 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 100 20 3 1 20 0 1 0";
+        assert_eq!(parse_ticks(line), Some(124));
+        assert_eq!(parse_ticks("nothing"), None);
+    }
+
     #[cfg(unix)]
     #[test]
     fn a_limit_ends_the_child() {
-        let done = run(Command::new("sleep").arg("30"), Some(Duration::from_millis(50))).unwrap();
-        assert!(done.timed_out && !done.exited());
+        let within =
+            |words: &[&str], ms| run(Command::new("sh").arg("-c").args(words), Some(Duration::from_millis(ms)));
+        for hangs in ["sleep 30", "while :; do :; done"] {
+            let done = within(&[hangs], 50).unwrap();
+            assert!(done.timed_out && !done.exited(), "{hangs}");
+        }
         let done = run(Command::new("sh").args(["-c", "echo out; echo err >&2; exit 3"]), None).unwrap();
         assert!(done.exited());
         assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("out\n", "err\n"));
         assert!(run_ok(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).unwrap_err_text().contains("why"));
+    }
+
+    /// Longer than the limit by the clock, and at work all the time, though not on all of a core.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_child_that_works_is_not_ended_by_the_clock() {
+        let script = "for i in 1 2 3 4 5 6; do j=0; while [ $j -lt 20000 ]; do j=$((j+1)); done; sleep 0.2; done";
+        let start = Instant::now();
+        let limit = Duration::from_millis(600);
+        let done = run(Command::new("sh").args(["-c", script]), Some(limit)).unwrap();
+        assert!(start.elapsed() > 2 * limit && !done.timed_out && done.status.success());
     }
 
     trait ErrText {

@@ -75,18 +75,18 @@ pub fn tool(words: &[OsString]) -> Result<()> {
         command.arg("-m").arg(model::default_model()?);
     }
     command.args(args);
-    replace(command).with_context(|| format!("cannot run {}", program.display()))
+    replace(&mut command).with_context(|| format!("cannot run {}", program.display()))
 }
 
-/// Signals and the exit code are then the tool's own.
+/// Runs a program in place of this process: signals and the exit code are then its own. Returns only with an error.
 #[cfg(unix)]
-fn replace(mut command: Command) -> Result<()> {
+pub fn replace(command: &mut Command) -> Result<()> {
     use std::os::unix::process::CommandExt;
     Err(command.exec().into())
 }
 
 #[cfg(not(unix))]
-fn replace(mut command: Command) -> Result<()> {
+pub fn replace(command: &mut Command) -> Result<()> {
     std::process::exit(command.status()?.code().unwrap_or(1));
 }
 

@@ -89,11 +89,6 @@ pub fn is_upstream(text: &str) -> bool {
     spec::parse(text).is_ok_and(|spec| spec.members().all(|member| matches!(member, Member::Plain(_))))
 }
 
-/// Bits per value of a type, llama.cpp's or ours, at a head size.
-pub fn bits_of(name: &str, head_size: usize) -> Option<f64> {
-    Member::by_name(name).map(|member| member.bits_at(head_size))
-}
-
 /// The pieces of a list of cache types or pairs of them: what has a '=' belongs to the spec before it.
 pub fn split(list: &str) -> Vec<String> {
     let mut types: Vec<String> = Vec::new();

@@ -1,17 +1,13 @@
-//! One measurement by criterion.
+//! One measurement.
 //!
 //! The work is the same in every sample, and what else the machine does can only add to it. So the fastest sample is
 //! the one that tells about the kernel, as the best pass tells about the memory; the median tells about the machine.
 
-use std::fs;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
-use criterion::{Criterion, SamplingMode};
-use serde_json::Value;
+use anyhow::Result;
 
 use super::plan::Effort;
-use crate::cache::{self, Scratch};
 
 /// Nanoseconds of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,87 +16,65 @@ pub struct Times {
     pub median: f64,
 }
 
-pub fn times(scratch: &Scratch, effort: Effort, mut run: impl FnMut() -> Result<()>) -> Result<Times> {
-    let start = Instant::now();
-    run()?;
-    // The shorter the sample, the likelier that nothing came between; but a slow problem has no time for many.
-    let samples = if start.elapsed() * 30 < effort.measurement { 30 } else { 10 };
-    let mut criterion = Criterion::default()
-        .without_plots()
-        .output_directory(scratch.path())
-        .sample_size(samples)
-        // Of the confidence interval, which is not read.
-        .nresamples(10)
-        .warm_up_time(effort.warm_up)
-        .measurement_time(effort.measurement);
-    let mut failed = None;
-    let mut group = criterion.benchmark_group("kv");
-    // Every sample alike: a slow problem then runs ten times, not fifty-five.
-    group.sampling_mode(SamplingMode::Flat).bench_function("run", |b| {
-        b.iter_custom(|iterations| {
-            let start = Instant::now();
-            for _ in 0..iterations {
-                if let Err(e) = run() {
-                    failed = Some(e);
-                    break;
-                }
-            }
-            start.elapsed()
-        })
-    });
-    group.finish();
-    if let Some(e) = failed {
-        return Err(e);
-    }
-    let dir = scratch.path().join("kv");
-    let read = |name: &str| {
-        let path = dir.join("run/new").join(name);
-        let text = fs::read_to_string(&path).with_context(|| format!("criterion left no {}", path.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))
+pub fn times(effort: Effort, mut run: impl FnMut() -> Result<()>) -> Result<Times> {
+    let mut timed = |runs: u32| -> Result<Duration> {
+        let start = Instant::now();
+        (0..runs).try_for_each(|_| run())?;
+        Ok(start.elapsed())
     };
-    let times = Times::of(&read("sample.json")?, &read("estimates.json")?);
-    // Or the next measurement would be compared with this one.
-    cache::remove(&dir)?;
-    times.context("criterion's files do not hold what they used to")
+    let first = timed(1)?;
+    // The shorter the sample, the likelier that nothing came between; but a slow problem has no time for many.
+    let samples = if first * 30 < effort.measurement { 30 } else { 10 };
+    let (mut spent, mut runs) = (Duration::ZERO, 0u32);
+    while runs == 0 || spent < effort.warm_up {
+        spent += timed(1)?;
+        runs += 1;
+    }
+    let one = (spent / runs).as_secs_f64().max(1e-9);
+    let runs = (effort.measurement.as_secs_f64() / f64::from(samples) / one).clamp(1.0, 1e6) as u32;
+    let mut all = Vec::new();
+    for _ in 0..samples {
+        all.push(timed(runs)?.as_secs_f64() * 1e9 / f64::from(runs));
+    }
+    Ok(Times::of(all))
 }
 
 impl Times {
-    fn of(sample: &Value, estimates: &Value) -> Option<Times> {
-        let numbers = |key: &str| sample[key].as_array()?.iter().map(Value::as_f64).collect::<Option<Vec<f64>>>();
-        let (times, iterations) = (numbers("times")?, numbers("iters")?);
-        let best = times.iter().zip(&iterations).map(|(t, n)| t / n).min_by(f64::total_cmp)?;
-        Some(Times { best, median: estimates["median"]["point_estimate"].as_f64()? })
+    fn of(mut samples: Vec<f64>) -> Times {
+        samples.sort_by(f64::total_cmp);
+        let middle = samples.len() / 2;
+        let median =
+            if samples.len() % 2 == 1 { samples[middle] } else { (samples[middle - 1] + samples[middle]) / 2.0 };
+        Times { best: samples[0], median }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-    use std::time::Duration;
+
+    const MS: Duration = Duration::from_millis(1);
 
     #[test]
     fn fastest_and_median() {
-        let sample = json!({ "iters": [2.0, 2.0, 2.0], "times": [6.0, 4.0, 5.0] });
-        let estimates = json!({ "mean": { "point_estimate": 2.6 }, "median": { "point_estimate": 2.5 } });
-        assert_eq!(Times::of(&sample, &estimates), Some(Times { best: 2.0, median: 2.5 }));
-        assert_eq!(Times::of(&json!({}), &estimates), None);
-        assert_eq!(Times::of(&sample, &json!({})), None);
+        assert_eq!(Times::of(vec![3.0, 2.0, 7.0]), Times { best: 2.0, median: 3.0 });
+        assert_eq!(Times::of(vec![3.0, 2.0, 7.0, 4.0]), Times { best: 2.0, median: 3.5 });
     }
 
     #[test]
-    fn criterion_is_asked_and_read() {
-        let ms = Duration::from_millis;
-        let effort = Effort { rounds: 1, warm_up: ms(1), measurement: ms(5), enough: ms(1000) };
-        let scratch = Scratch::new().unwrap();
-        for _ in 0..2 {
-            let times = times(&scratch, effort, || {
-                std::thread::sleep(Duration::from_micros(200));
-                Ok(())
-            });
-            let Times { best, median } = times.unwrap();
-            assert!(best > 200_000.0 && median >= best);
-        }
-        assert!(times(&scratch, effort, || anyhow::bail!("no")).is_err());
+    fn runs_are_timed_and_errors_end_them() {
+        let effort = Effort { rounds: 1, warm_up: MS, measurement: 5 * MS, enough: 1000 * MS };
+        let mut runs = 0;
+        let times = |run: &mut dyn FnMut() -> Result<()>| super::times(effort, run);
+        let Times { best, median } = times(&mut || {
+            runs += 1;
+            std::thread::sleep(MS / 5);
+            Ok(())
+        })
+        .unwrap();
+        assert!(best > 200_000.0 && median >= best);
+        // The first, the warm-up, and ten samples or more.
+        assert!(runs >= 12, "{runs}");
+        assert!(times(&mut || anyhow::bail!("no")).is_err());
     }
 }

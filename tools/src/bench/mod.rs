@@ -2,7 +2,7 @@
 //!
 //! The ops run inside ggml, in a library that is built with llama.cpp (tests/bench). Which instruction set our kernels
 //! use is settled once a process, so each one is measured in a child of its own, and upstream's types with it: a ratio
-//! is always between two numbers of the same process. With `--metal` the ops are those of the GPU, ours and upstream's. The child also keeps criterion's own report off our output.
+//! is always between two numbers of the same process. With `--metal` the ops are those of the GPU, ours and upstream's.
 
 pub mod bandwidth;
 mod busy;

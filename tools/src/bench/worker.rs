@@ -7,17 +7,16 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{bail, Context, Result};
-use serde_json::{json, Value};
+use serde::{Deserialize, Serialize};
 
 use super::library::{Library, Problem};
 use super::measure::{times, Times};
 use super::plan::{Case, Kind, Plan};
-use crate::cache::Scratch;
 use crate::pair::Pair;
 use crate::process;
 use crate::progress::Bar;
 
-/// Marks the child's lines among those of criterion and ggml.
+/// Marks the child's lines among those of ggml.
 const MARK: &str = "@kv ";
 
 /// What was measured of one pair of one case.
@@ -31,30 +30,45 @@ pub struct Row {
     pub rounds: Vec<Times>,
 }
 
-fn say(value: Value) {
-    println!("{MARK}{value}");
+/// What the child tells, one a line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum Message {
+    /// The kernels that it uses.
+    Isa(String),
+    /// A measurement that was not needed.
+    LeftOut,
+    Measured {
+        case: usize,
+        pair: usize,
+        best: f64,
+        median: f64,
+        bytes: u64,
+    },
+}
+
+fn say(message: &Message) -> Result<()> {
+    println!("{MARK}{}", serde_json::to_string(message)?);
     // A pipe is not flushed by the line.
-    let _ = std::io::stdout().flush();
+    std::io::stdout().flush().map_err(Into::into)
 }
 
 /// The child: measures the plan and prints as it goes.
 pub fn serve(plan: &Plan, library: &Path) -> Result<()> {
     let library = Library::load(library)?;
-    say(json!({ "isa": library.isa()? }));
-    let scratch = Scratch::new()?;
+    say(&Message::Isa(library.isa()?))?;
     for (number, case) in plan.cases.iter().enumerate() {
         let problems: Vec<Problem> = case.pairs.iter().map(|p| problem(&library, case, p)).collect::<Result<_>>()?;
         let mut enough = vec![false; problems.len()];
         for _ in 0..plan.effort.rounds {
             for (i, problem) in problems.iter().enumerate() {
                 if enough[i] {
-                    say(json!({ "step": "" }));
+                    say(&Message::LeftOut)?;
                     continue;
                 }
                 let start = Instant::now();
-                let Times { best, median } = times(&scratch, plan.effort, || problem.run())?;
+                let Times { best, median } = times(plan.effort, || problem.run())?;
                 enough[i] = start.elapsed() > plan.effort.enough;
-                say(json!({ "case": number, "pair": i, "ns": best, "median": median, "bytes": problem.bytes() }));
+                say(&Message::Measured { case: number, pair: i, best, median, bytes: problem.bytes() })?;
             }
         }
     }
@@ -94,13 +108,13 @@ pub fn collect(plan: &Plan, library: &Path, isa: Option<&str>, gpu: bool) -> Res
     for line in child.stdout.take().map(BufReader::new).into_iter().flat_map(|out| out.split(b'\n')) {
         let line = line?;
         let Some(message) = parse(&String::from_utf8_lossy(&line)) else { continue };
-        if let Some(found) = message["isa"].as_str() {
+        if let Message::Isa(found) = message {
             if isa.is_some_and(|wanted| wanted != found) {
                 child.kill()?;
                 child.wait()?;
                 bail!("{} is not available here, the kernels are {found}", isa.unwrap_or_default());
             }
-            running = found.to_string();
+            running = found;
             continue;
         }
         done += 1;
@@ -116,27 +130,24 @@ pub fn collect(plan: &Plan, library: &Path, isa: Option<&str>, gpu: bool) -> Res
     Ok(rows)
 }
 
-fn parse(line: &str) -> Option<Value> {
+fn parse(line: &str) -> Option<Message> {
     serde_json::from_str(line.strip_prefix(MARK)?).ok()
 }
 
 /// Adds one measurement to its row.
-fn take(rows: &mut Vec<Row>, message: &Value, isa: &str) {
-    let number = |key: &str| message[key].as_f64();
-    let (Some(case), Some(pair), Some(best)) = (number("case"), number("pair"), number("ns")) else { return };
-    let times = Times { best, median: number("median").unwrap_or(f64::NAN) };
-    let (case, pair) = (case as usize, pair as usize);
-    if let Some(row) = rows.iter_mut().find(|r| r.case == case && r.pair == pair) {
-        return row.rounds.push(times);
+fn take(rows: &mut Vec<Row>, message: &Message, isa: &str) {
+    let Message::Measured { case, pair, best, median, bytes } = *message else { return };
+    let times = Times { best, median };
+    match rows.iter_mut().find(|r| r.case == case && r.pair == pair) {
+        Some(row) => row.rounds.push(times),
+        None => rows.push(Row { case, pair, isa: isa.into(), bytes: bytes as f64, rounds: vec![times] }),
     }
-    let bytes = number("bytes").unwrap_or(f64::NAN);
-    rows.push(Row { case, pair, isa: isa.into(), bytes, rounds: vec![times] });
 }
 
-fn describe(plan: &Plan, message: &Value) -> String {
-    let number = |key: &str| message[key].as_u64().unwrap_or(u64::MAX) as usize;
-    let Some(case) = plan.cases.get(number("case")) else { return String::new() };
-    let name = case.pairs.get(number("pair")).map(Pair::name).unwrap_or_default();
+fn describe(plan: &Plan, message: &Message) -> String {
+    let Message::Measured { case, pair, .. } = *message else { return String::new() };
+    let Some(case) = plan.cases.get(case) else { return String::new() };
+    let name = case.pairs.get(pair).map(Pair::name).unwrap_or_default();
     match case.kind {
         Kind::Attention { cells, .. } => format!("{}, {cells} cells, {name}", case.shape.name()),
         Kind::Encode { .. } => format!("{}, encode, {name}", case.shape.name()),
@@ -149,18 +160,18 @@ mod tests {
 
     #[test]
     fn lines_of_others_are_passed_over() {
-        assert_eq!(parse("@kv {\"isa\":\"avx2\"}").unwrap()["isa"], "avx2");
-        assert!(parse("kv/run   time: [1 2 3]").is_none());
+        assert_eq!(parse("@kv {\"Isa\":\"avx2\"}"), Some(Message::Isa("avx2".into())));
+        assert!(parse("ggml_backend_load: none").is_none());
         assert!(parse("@kv not json").is_none());
     }
 
     #[test]
     fn rounds_gather_in_their_row() {
         let mut rows = Vec::new();
-        for (pair, ns) in [(0, 10.0), (1, 20.0), (0, 11.0)] {
-            take(&mut rows, &json!({ "case": 3, "pair": pair, "ns": ns, "median": ns, "bytes": 64 }), "avx2");
+        for (pair, best) in [(0, 10.0), (1, 20.0), (0, 11.0)] {
+            take(&mut rows, &Message::Measured { case: 3, pair, best, median: best, bytes: 64 }, "avx2");
         }
-        take(&mut rows, &json!({ "step": "" }), "avx2");
+        take(&mut rows, &Message::LeftOut, "avx2");
         assert_eq!(rows.len(), 2);
         assert_eq!(rows[0].rounds.iter().map(|t| t.best).collect::<Vec<_>>(), [10.0, 11.0]);
         assert_eq!(rows[0].bytes, 64.0);

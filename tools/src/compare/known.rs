@@ -6,8 +6,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{bail, Context, Result};
-use serde_json::Value;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 
 use super::{report, CacheSize, Measured, Setup, Statistics};
 use crate::cache;
@@ -55,28 +55,75 @@ fn libraries(bin: &Path) -> Result<Vec<String>> {
     Ok(sums)
 }
 
-/// The parts of a row, each measured by a program of its own.
-const QUALITY: [&str; 3] = ["ppl", "kld", "same_top"];
-const SPEED: [&str; 3] = ["pp", "tg", "tg_limit"];
-const SIZE: [&str; 4] = ["bits_per_value", "kv_mib", "kv_window_mib", "kv_window_cells"];
-
-fn has(row: &Value, part: &[&str]) -> bool {
-    part.iter().any(|name| !row[name].is_null())
+/// A row of a file of results. What was not measured is null.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    pub k: String,
+    pub v: String,
+    pub bits_per_value: Option<f64>,
+    pub kv_mib: Option<f64>,
+    pub kv_window_mib: Option<f64>,
+    pub kv_window_cells: Option<u32>,
+    pub ppl: Option<f64>,
+    pub kld: Option<f64>,
+    pub same_top: Option<f64>,
+    pub pp: Option<f64>,
+    pub tg: Option<f64>,
+    pub tg_limit: Option<f64>,
+    pub depth: u32,
+    pub ctx: u32,
+    pub chunks: u32,
+    pub text: String,
+    pub model: String,
+    pub model_sha: Option<String>,
+    pub text_sha: Option<String>,
+    pub build: Option<String>,
 }
 
-/// Are they of the same model, text, lengths and pair? A row that does not say what it was made from goes by names.
-fn same(old: &Value, new: &Value) -> bool {
-    let source = if old["model_sha"].is_string() { ["model_sha", "text_sha"] } else { ["model", "text"] };
-    source.iter().chain(&["ctx", "chunks", "k", "v"]).all(|name| old[name] == new[name])
-}
+impl Record {
+    fn has_quality(&self) -> bool {
+        self.ppl.or(self.kld).or(self.same_top).is_some()
+    }
 
-fn same_build(old: &Value, new: &Value) -> bool {
-    old["build"].is_string() && old["build"] == new["build"]
+    fn has_speed(&self) -> bool {
+        self.pp.or(self.tg).or(self.tg_limit).is_some()
+    }
+
+    fn has_size(&self) -> bool {
+        self.bits_per_value.or(self.kv_mib).is_some()
+    }
+
+    /// Are they of the same model, text, lengths and pair? A row that does not say what it was made from goes by names.
+    fn is_of(&self, new: &Record) -> bool {
+        let source = match self.model_sha {
+            Some(_) => self.model_sha == new.model_sha && self.text_sha == new.text_sha,
+            None => self.model == new.model && self.text == new.text,
+        };
+        source && (self.ctx, self.chunks, &self.k, &self.v) == (new.ctx, new.chunks, &new.k, &new.v)
+    }
+
+    fn is_of_build(&self, new: &Record) -> bool {
+        self.build.is_some() && self.build == new.build
+    }
+
+    fn quality(&self) -> Option<(Statistics, Option<CacheSize>)> {
+        let statistics = Statistics { ppl: self.ppl?, kld: self.kld?, same_top: self.same_top? };
+        let size = || {
+            Some(CacheSize {
+                mib: self.kv_mib?,
+                cells: self.ctx,
+                window_mib: self.kv_window_mib?,
+                window_cells: self.kv_window_cells?,
+            })
+        };
+        Some((statistics, size()))
+    }
 }
 
 /// The rows of a file of results.
 #[derive(Default)]
-pub struct Known(Vec<Value>);
+pub struct Known(Vec<Record>);
 
 impl Known {
     /// A file that is not there yet holds nothing.
@@ -85,24 +132,23 @@ impl Known {
             return Ok(Known::default());
         }
         let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        match serde_json::from_str(&text) {
-            Ok(Value::Array(rows)) => Ok(Known(rows)),
-            _ => bail!(
+        serde_json::from_str(&text).map(Known).with_context(|| {
+            format!(
                 "{} is not a result of cargo kv compare --json: name another file, or drop --resume",
                 path.display()
-            ),
-        }
+            )
+        })
     }
 
     /// Fills in the pairs whose quality is known; says so of those that another build has left.
     pub fn take_over(&self, measured: &mut Measured) {
         let mut stale = 0;
-        let new = report::as_json(std::slice::from_ref(measured));
-        for (row, new) in measured.rows.iter_mut().zip(new.as_array().into_iter().flatten()) {
-            let old: Vec<&Value> = self.0.iter().filter(|old| same(old, new) && has(old, &QUALITY)).collect();
-            match old.iter().find(|old| same_build(old, new)) {
+        let new = report::as_records(std::slice::from_ref(measured));
+        for (row, new) in measured.rows.iter_mut().zip(&new) {
+            let old: Vec<&Record> = self.0.iter().filter(|old| old.is_of(new) && old.has_quality()).collect();
+            match old.iter().find(|old| old.is_of_build(new)) {
                 Some(current) => {
-                    if let Some((statistics, size)) = quality(current, measured.setup.ctx) {
+                    if let Some((statistics, size)) = current.quality() {
                         (row.quality, row.size) = (Some(statistics), size);
                     }
                 }
@@ -117,62 +163,51 @@ impl Known {
 
     /// New rows, with what this run has not measured and the same build had; behind them the rest, which a file keeps:
     /// other models, pairs and lengths, and what another build has left and nobody has measured since.
-    pub fn joined(&self, new: Value) -> Value {
-        let Value::Array(mut rows) = new else { return new };
-        let mut kept = Vec::new();
-        for old in &self.0 {
-            let mut old = old.clone();
+    pub fn joined(&self, mut rows: Vec<Record>) -> Vec<Record> {
+        let mut kept = self.0.clone();
+        for old in &mut kept {
             for new in &mut rows {
-                if same(&old, new) {
-                    settle(&mut old, new);
+                if old.is_of(new) {
+                    settle(old, new);
                 }
             }
-            if has(&old, &QUALITY) || has(&old, &SPEED) {
-                kept.push(old);
-            }
         }
-        rows.extend(kept);
-        Value::Array(rows)
+        rows.extend(kept.into_iter().filter(|old| old.has_quality() || old.has_speed()));
+        rows
     }
 }
 
 /// What the new row has replaces what the old one had; what it lacks moves there from the same build.
-fn settle(old: &mut Value, new: &mut Value) {
-    let current = same_build(old, new);
-    if current && !has(new, &SIZE) {
-        SIZE.iter().for_each(|name| new[name] = old[name].clone());
+fn settle(old: &mut Record, new: &mut Record) {
+    let current = old.is_of_build(new);
+    if current && !new.has_size() {
+        (new.bits_per_value, new.kv_mib) = (old.bits_per_value, old.kv_mib);
+        (new.kv_window_mib, new.kv_window_cells) = (old.kv_window_mib, old.kv_window_cells);
     }
-    if current && !has(new, &SPEED) && has(old, &SPEED) {
-        new["depth"] = old["depth"].clone();
+    if current && !new.has_speed() && old.has_speed() {
+        new.depth = old.depth;
+        (new.pp, new.tg, new.tg_limit) = (old.pp, old.tg, old.tg_limit);
     }
-    for part in [QUALITY, SPEED] {
-        if has(new, &part) {
-            part.iter().for_each(|name| old[name] = Value::Null);
-        } else if current {
-            part.iter().for_each(|name| new[name] = old[name].take());
-        }
+    if current && !new.has_quality() {
+        (new.ppl, new.kld, new.same_top) = (old.ppl, old.kld, old.same_top);
     }
-}
-
-fn quality(row: &Value, ctx: u32) -> Option<(Statistics, Option<CacheSize>)> {
-    let number = |name: &str| row[name].as_f64();
-    let statistics = Statistics { ppl: number("ppl")?, kld: number("kld")?, same_top: number("same_top")? };
-    let size = || {
-        let window_cells = row["kv_window_cells"].as_u64()?.try_into().ok()?;
-        Some(CacheSize { mib: number("kv_mib")?, cells: ctx, window_mib: number("kv_window_mib")?, window_cells })
-    };
-    Some((statistics, size()))
+    if new.has_quality() {
+        (old.ppl, old.kld, old.same_top) = (None, None, None);
+    }
+    if new.has_speed() {
+        (old.pp, old.tg, old.tg_limit) = (None, None, None);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::report::tests::{measured, SOURCE};
-    use super::super::report::{as_json, Row};
+    use super::super::report::{as_records, Row};
     use super::*;
     use crate::pair::Pair;
 
     fn known(rows: &[Measured]) -> Known {
-        Known(as_json(rows).as_array().unwrap().clone())
+        Known(as_records(rows))
     }
 
     /// The same models and pairs with nothing measured, but for what is known.
@@ -201,7 +236,7 @@ mod tests {
         let old = measured();
         let dir = cache::Scratch::new().unwrap();
         let file = dir.path().join("known.json");
-        fs::write(&file, as_json(std::slice::from_ref(&old)).to_string()).unwrap();
+        fs::write(&file, serde_json::to_string(&as_records(std::slice::from_ref(&old))).unwrap()).unwrap();
         let known = Known::read(&file).unwrap();
         for (old, new) in old.rows.iter().zip(begun(&known, &|_| {}).rows) {
             assert_eq!((old.quality, old.size, old.bits), (new.quality, new.size, new.bits));
@@ -223,19 +258,19 @@ mod tests {
     fn a_file_keeps_what_a_run_does_not_measure() {
         let known = known(&[measured()]);
         let rows = measured().rows.len();
-        assert_eq!(known.joined(Value::Array(Vec::new())).as_array().unwrap().len(), rows);
+        assert_eq!(known.joined(Vec::new()).len(), rows);
         // Only speed: what is known of quality stays.
         let mut speed = begun(&known, &|m| m.setup.depth = 8192);
         speed.rows.iter_mut().for_each(|row| (row.pp, row.tg) = (vec![7.0], vec![5.0]));
-        let joined = known.joined(as_json(&[speed]));
-        assert_eq!(joined.as_array().unwrap().len(), rows);
-        let json = &joined[1];
-        assert_eq!((&json["kld"], &json["tg"], &json["depth"]), (&0.01234.into(), &5.0.into(), &8192.into()));
+        let joined = known.joined(as_records(&[speed]));
+        assert_eq!(joined.len(), rows);
+        let row = &joined[1];
+        assert_eq!((row.kld, row.tg, row.depth), (Some(0.01234), Some(5.0), 8192));
         // Only quality, at another depth: speed stays with the depth it was measured at. So do sizes, with nothing yet.
         for quality in [without_speed(measured()), begun(&Known::default(), &|_| {})] {
             let setup = Setup { depth: 8192, ..quality.setup.clone() };
-            let joined = known.joined(as_json(&[Measured { setup, ..quality }]));
-            assert_eq!(joined, Value::Array(known.0.clone()));
+            let joined = known.joined(as_records(&[Measured { setup, ..quality }]));
+            assert_eq!(joined, known.0);
         }
     }
 
@@ -245,18 +280,18 @@ mod tests {
         let mut all = measured();
         another_build(&mut all);
         let rows = all.rows.len();
-        let joined = known.joined(as_json(std::slice::from_ref(&all)));
-        assert_eq!(joined, as_json(&[all]), "all of it");
+        let joined = known.joined(as_records(std::slice::from_ref(&all)));
+        assert_eq!(joined, as_records(&[all]), "all of it");
         // Speed alone: no row has the numbers of two builds.
         let mut speed = begun(&known, &another_build);
         speed.rows.iter_mut().for_each(|row| (row.pp, row.tg) = (vec![7.0], vec![5.0]));
-        let joined = known.joined(as_json(&[speed]));
-        assert_eq!(joined.as_array().unwrap().len(), 2 * rows);
+        let joined = known.joined(as_records(&[speed]));
+        assert_eq!(joined.len(), 2 * rows);
         let (new, old) = (&joined[1], &joined[rows + 1]);
-        assert_eq!((&new["build"], &new["kld"], &new["tg"]), (&"another".into(), &Value::Null, &5.0.into()));
-        assert_eq!((&old["build"], &old["kld"], &old["tg"]), (&SOURCE.2.into(), &0.01234.into(), &Value::Null));
+        assert_eq!((new.build.as_deref(), new.kld, new.tg), (Some("another"), None, Some(5.0)));
+        assert_eq!((old.build.as_deref(), old.kld, old.tg), (Some(SOURCE.2), Some(0.01234), None));
         // The old build's quality is still known to it.
-        let known = Known(joined.as_array().unwrap().clone());
+        let known = Known(joined);
         assert!(begun(&known, &|_| {}).rows.iter().all(|row| row.quality.is_some()));
     }
 
@@ -269,20 +304,20 @@ mod tests {
         let kld = |m: Measured| m.rows[1].quality.unwrap().kld;
         assert_eq!(kld(begun(&both, &|_| {})), 0.01234);
         assert_eq!(kld(begun(&both, &|m| m.source.model = "another".into())), 2.0);
-        assert_eq!(both.joined(as_json(&[measured()])).as_array().unwrap().len(), 2 * measured().rows.len());
+        assert_eq!(both.joined(as_records(&[measured()])).len(), 2 * measured().rows.len());
     }
 
     #[test]
     fn rows_that_do_not_say_what_they_are_from_are_replaced() {
         let mut known = known(&[without_speed(measured())]);
-        for row in known.0.iter_mut().filter_map(Value::as_object_mut) {
-            row.retain(|name, _| !["model_sha", "text_sha", "build", "kv_window_cells"].contains(&name.as_str()));
+        for row in &mut known.0 {
+            (row.model_sha, row.text_sha, row.build, row.kv_window_cells) = (None, None, None, None);
         }
         assert!(begun(&known, &|_| {}).rows.iter().all(|row| row.quality.is_none()));
-        let new = as_json(&[measured()]);
+        let new = as_records(&[measured()]);
         assert_eq!(known.joined(new.clone()), new);
         let elsewhere = begun(&known, &|m| m.setup.model = "/m/another.gguf".into());
-        assert_eq!(known.joined(as_json(&[elsewhere])).as_array().unwrap().len(), 2 * measured().rows.len());
+        assert_eq!(known.joined(as_records(&[elsewhere])).len(), 2 * measured().rows.len());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! `cargo kv compare`: K/V pairs side by side, through llama.cpp's own tools and in one run.
 
-mod cache_log;
 mod known;
 mod perplexity;
 mod plot;
 mod report;
+mod size;
 mod speed;
 
 use std::fs;
@@ -17,10 +17,10 @@ use crate::pair::pairs;
 use crate::progress::Bar;
 use crate::{build_tree, cache, cpu, model};
 
-pub use cache_log::CacheSize;
 use known::{Known, Source};
 pub use perplexity::{Perplexity, Statistics};
 pub use report::{Measured, Row};
+pub use size::CacheSize;
 
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
@@ -69,7 +69,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
     /// Draw KL divergence and decode speed against bits/value there
-    #[arg(long, value_name = "FILE.svg|.png")]
+    #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
     #[command(flatten)]
     pub build: build_tree::Options,
@@ -93,7 +93,7 @@ pub fn compare(options: &Options) -> Result<()> {
         bail!("--no-quality and --no-speed together leave nothing to measure: drop one");
     }
     if let Some(path) = &options.plot {
-        plot::kind(path)?;
+        plot::check_name(path)?;
     }
     let known = match &options.json {
         Some(path) if options.resume => Known::read(path)?,
@@ -182,7 +182,7 @@ fn measure_quality(options: &Options, all: &mut [Measured], known: &Known, bar: 
 /// All at once, so that a file is never half written.
 fn write_json(path: &Path, all: &[Measured], known: &Known) -> Result<()> {
     let part = path.with_extension("json.part");
-    let text = serde_json::to_string_pretty(&known.joined(report::as_json(all)))? + "\n";
+    let text = serde_json::to_string_pretty(&known.joined(report::as_records(all)))? + "\n";
     let written = fs::write(&part, text).and_then(|()| fs::rename(&part, path));
     written.with_context(|| format!("cannot write {}", path.display()))
 }
@@ -212,7 +212,7 @@ fn write_out(options: &Options, all: &[Measured], known: &Known) -> Result<()> {
     let to_stdout = options.json.as_deref() == Some(Path::new("-"));
     if let Some(path) = &options.json {
         if to_stdout {
-            println!("{}", serde_json::to_string_pretty(&report::as_json(all))?);
+            println!("{}", serde_json::to_string_pretty(&report::as_records(all))?);
         } else {
             write_json(path, all, known)?;
         }

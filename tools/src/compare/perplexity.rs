@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{anyhow, Result};
 
-use super::cache_log::{parse_size, CacheSize};
+use super::size::CacheSize;
 use super::Setup;
 use crate::pair::Pair;
 use crate::process;
@@ -60,7 +60,7 @@ impl<'a> Perplexity<'a> {
         command.args(["--kl-divergence", "--cache-type-k", &pair.k, "--cache-type-v", &pair.v]).args(extra);
         let text = process::run_ok(&mut command)?.text();
         let statistics = parse_statistics(&text).ok_or_else(|| unreadable(&command, &text))?;
-        Ok(Measured { statistics, size: parse_size(&text) })
+        Ok(Measured { statistics, size: CacheSize::in_log(&text) })
     }
 }
 

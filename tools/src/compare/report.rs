@@ -1,8 +1,6 @@
 //! The result as tables, as Markdown, as JSON and as what is plotted.
 
-use serde_json::{json, Value};
-
-use super::known::Source;
+use super::known::{Record, Source};
 use super::{plot, speed, CacheSize, Setup, Statistics};
 use crate::pair::Pair;
 use crate::table::Table;
@@ -91,20 +89,30 @@ fn ratio(own: &[f64], f16: &[f64]) -> Option<f64> {
     Some(fastest(own)? / fastest(f16)?)
 }
 
-pub fn as_json(all: &[Measured]) -> Value {
-    let row = |m: &Measured, r: &Row| {
-        let q = r.quality;
-        json!({
-            "k": r.pair.k, "v": r.pair.v,
-            "bits_per_value": r.bits, "kv_mib": r.size.map(|s| s.mib),
-            "kv_window_mib": r.size.map(|s| s.window_mib), "kv_window_cells": r.size.map(|s| s.window_cells),
-            "ppl": q.map(|q| q.ppl), "kld": q.map(|q| q.kld), "same_top": q.map(|q| q.same_top),
-            "pp": fastest(&r.pp), "tg": fastest(&r.tg), "tg_limit": if r.tg.is_empty() { None } else { m.limit(r) },
-            "depth": m.setup.depth, "ctx": m.setup.ctx, "chunks": m.setup.chunks, "text": m.text(), "model": m.name(),
-            "model_sha": m.source.model, "text_sha": m.source.text, "build": m.source.build,
-        })
+pub fn as_records(all: &[Measured]) -> Vec<Record> {
+    let record = |m: &Measured, r: &Row| Record {
+        k: r.pair.k.clone(),
+        v: r.pair.v.clone(),
+        bits_per_value: r.bits,
+        kv_mib: r.size.map(|s| s.mib),
+        kv_window_mib: r.size.map(|s| s.window_mib),
+        kv_window_cells: r.size.map(|s| s.window_cells),
+        ppl: r.quality.map(|q| q.ppl),
+        kld: r.quality.map(|q| q.kld),
+        same_top: r.quality.map(|q| q.same_top),
+        pp: fastest(&r.pp),
+        tg: fastest(&r.tg),
+        tg_limit: if r.tg.is_empty() { None } else { m.limit(r) },
+        depth: m.setup.depth,
+        ctx: m.setup.ctx,
+        chunks: m.setup.chunks,
+        text: m.text(),
+        model: m.name(),
+        model_sha: Some(m.source.model.clone()),
+        text_sha: Some(m.source.text.clone()),
+        build: Some(m.source.build.clone()),
     };
-    Value::Array(all.iter().flat_map(|m| m.rows.iter().map(move |r| row(m, r))).collect())
+    all.iter().flat_map(|m| m.rows.iter().map(move |r| record(m, r))).collect()
 }
 
 /// What is plotted: one series a model.
@@ -230,7 +238,6 @@ fn notes(m: &Measured) -> Vec<String> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::compare::cache_log::parse_size;
 
     /// Of model, text and build.
     pub const SOURCE: (&str, &str, &str) = ("aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc");
@@ -246,7 +253,7 @@ pub(super) mod tests {
             threads: 16,
         };
         let size = |mib: &str| {
-            parse_size(&format!("llama_kv_cache: size = {mib} MiB ( 2048 cells,  30 layers,  1/1 seqs), K"))
+            CacheSize::in_log(&format!("llama_kv_cache: size = {mib} MiB ( 2048 cells,  30 layers,  1/1 seqs), K"))
         };
         let pairs = [Pair::parse("f16").unwrap(), Pair::parse("q8_0/srft4").unwrap()];
         let mut measured = Measured::new(setup, &pairs, Some(100.0));
@@ -286,7 +293,7 @@ pub(super) mod tests {
         m.rows[1].quality = None;
         m.rows[1].pp.clear();
         m.rows[1].tg.clear();
-        let json = as_json(&[m, measured()]);
+        let json = serde_json::to_value(as_records(&[m, measured()])).unwrap();
         assert_eq!(json.as_array().unwrap().len(), 4);
         assert_eq!(json[0]["pp"], 12000.0);
         assert_eq!(json[1]["bits_per_value"], 6.5);

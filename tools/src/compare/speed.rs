@@ -3,9 +3,9 @@
 use std::process::Command;
 
 use anyhow::{ensure, Context, Result};
-use serde_json::Value;
+use serde::Deserialize;
 
-use super::cache_log::{parse_size, CacheSize};
+use super::size::CacheSize;
 use super::Setup;
 use crate::pair::Pair;
 use crate::process;
@@ -30,7 +30,7 @@ pub fn measure(setup: &Setup, pair: &Pair) -> Result<Speed> {
     Ok(Speed {
         pp: speeds(&done.stdout, PROMPT, 0)?,
         tg: speeds(&done.stdout, 0, DECODE)?,
-        size: parse_size(&done.stderr),
+        size: CacheSize::in_log(&done.stderr),
     })
 }
 
@@ -50,17 +50,19 @@ fn run(setup: &Setup, pair: &Pair, depth: u32, prompt: u32) -> Result<process::F
     process::run_ok(&mut c)
 }
 
+/// What llama-bench writes of a test, as far as it is read.
+#[derive(Deserialize)]
+struct Test {
+    n_prompt: u32,
+    n_gen: u32,
+    samples_ts: Vec<f64>,
+}
+
 /// Tokens a second of every repetition of the tests of these lengths.
 fn speeds(json: &str, prompt: u32, decode: u32) -> Result<Vec<f64>> {
-    let tests: Value = serde_json::from_str(json).with_context(|| format!("llama-bench wrote no JSON: {json}"))?;
-    let samples = tests
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter(|t| t["n_prompt"] == prompt && t["n_gen"] == decode)
-        .flat_map(|t| t["samples_ts"].as_array().into_iter().flatten())
-        .filter_map(Value::as_f64)
-        .collect::<Vec<_>>();
+    let tests: Vec<Test> = serde_json::from_str(json).with_context(|| format!("llama-bench wrote no JSON: {json}"))?;
+    let wanted = tests.into_iter().filter(|t| t.n_prompt == prompt && t.n_gen == decode);
+    let samples: Vec<f64> = wanted.flat_map(|t| t.samples_ts).collect();
     ensure!(!samples.is_empty(), "llama-bench has timed no test with n_prompt {prompt}, n_gen {decode}: {json}");
     Ok(samples)
 }

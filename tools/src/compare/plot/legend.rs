@@ -1,13 +1,11 @@
-//! The lines below the picture: what each mark, sign and number means, broken where the picture is not wide enough.
+//! The lines below the picture: what each mark and sign means, broken where the picture is not wide enough.
 
-use super::{names, stroke_font, Series, TEXT};
+use super::{svg, Series, TEXT};
 
 /// Where lines begin, and where those with marks before them do.
 const LEFT: f64 = 28.0;
 const BEHIND_MARKS: f64 = 64.0;
 const RIGHT: f64 = 14.0;
-/// Fonts of browsers are a little wider than ours.
-const WIDER: f64 = 1.1;
 
 /// One line.
 pub struct Line {
@@ -18,10 +16,10 @@ pub struct Line {
 }
 
 /// All lines for a picture of that width.
-pub fn lines(series: &[Series], how_to_read: &[&str], numbered: &[String], width: f64) -> Vec<Line> {
+pub fn lines(series: &[Series], how_to_read: &[&str], width: f64) -> Vec<Line> {
     let mut all = Vec::new();
     let mut add = |text: &str, left: f64, series: Option<usize>| {
-        let room = (width - left - RIGHT) / WIDER;
+        let room = width - left - RIGHT;
         for (i, text) in wrapped(text, room).into_iter().enumerate() {
             all.push(Line { left, text, series: series.filter(|_| i == 0) });
         }
@@ -32,17 +30,13 @@ pub fn lines(series: &[Series], how_to_read: &[&str], numbered: &[String], width
     for how in how_to_read {
         add(how, LEFT, None);
     }
-    for (i, name) in numbered.iter().enumerate() {
-        add(&format!("{}: {name}", names::number(i)), LEFT, None);
-    }
     all
 }
 
 /// Broken behind blanks, commas and slashes, and anywhere in a word that is wider than a line.
 fn wrapped(text: &str, room: f64) -> Vec<String> {
-    let fits = |line: &str, more: &str| {
-        line.is_empty() || stroke_font::size_of(&format!("{line}{}", more.trim_end()), TEXT).0 <= room
-    };
+    let fits =
+        |line: &str, more: &str| line.is_empty() || svg::size_of(&format!("{line}{}", more.trim_end()), TEXT).0 <= room;
     let mut lines = Vec::new();
     let mut line = String::new();
     for word in text.split_inclusive([' ', ',', '/']) {
@@ -67,7 +61,7 @@ mod tests {
     #[test]
     fn long_lines_are_broken_and_lose_nothing() {
         let text = "SmolLM2-135M-Instruct.Q4_1 (ctx 1024; f16 decodes 26.3 tokens/s at depth 4096)";
-        let wide = |line: &String| stroke_font::size_of(line, TEXT).0;
+        let wide = |line: &String| svg::size_of(line, TEXT).0;
         let room = wide(&text.to_string());
         assert_eq!(wrapped(text, room), [text]);
         for room in [room - 1.0, 300.0, 60.0, 1.0] {
@@ -82,9 +76,9 @@ mod tests {
     #[test]
     fn marks_stand_before_the_first_line_of_a_model() {
         let series = [Series { name: "word ".repeat(30), dots: Vec::new() }];
-        let lines = lines(&series, &["how"], &["srft4,0=f16".into()], 400.0);
+        let lines = lines(&series, &["how"], 400.0);
         let marks: Vec<_> = lines.iter().map(|l| l.series).collect();
-        assert!(marks.len() > 4 && marks[0] == Some(0) && marks[1..].iter().all(Option::is_none), "{marks:?}");
-        assert_eq!(lines.last().unwrap().text, "#1: srft4,0=f16");
+        assert!(marks.len() > 3 && marks[0] == Some(0) && marks[1..].iter().all(Option::is_none), "{marks:?}");
+        assert_eq!(lines.last().unwrap().text, "how");
     }
 }

@@ -1,11 +1,10 @@
-//! What stands beside a point: its name, or a number where there is no room for the name. Numbers are explained below the
-//! picture, so that every point can be identified.
+//! What stands beside a point: its name.
 
 use super::labels::{self, Area, Line, Wanted};
-use super::{stroke_font, Dot, RADIUS};
+use super::{svg, Dot, NAME, RADIUS};
 
-/// Size of the text.
-pub const SIZE: f64 = super::TEXT - 1.0;
+/// Longer names, of specs by layer, are cut: the table has them in full.
+const LONGEST: usize = 32;
 
 /// A mark on a panel: its series, its point, its place.
 pub type Mark<'a> = (usize, &'a Dot, (f64, f64));
@@ -17,29 +16,22 @@ pub struct Label {
     pub area: Area,
 }
 
-/// The labels of a panel: once where several models have the same at the same place. Names that get numbers are added to
-/// `numbered`, which all panels share.
-pub fn labels_of(marks: &[Mark], lines: &[Line], panel: Area, numbered: &mut Vec<String>) -> Vec<Label> {
+/// The labels of a panel: once where several models have the same at the same place.
+pub fn labels_of(marks: &[Mark], lines: &[Line], panel: Area) -> Vec<Label> {
     let named = named_once(marks);
     let points: Vec<_> = marks.iter().map(|mark| mark.2).collect();
-    let clear = 2.0 * RADIUS + 2.0;
-    let names: Vec<Wanted> = named.iter().map(|(_, dot, point)| wanted(&dot.name, *point)).collect();
-    let places = labels::place(&names, &points, lines, clear, panel);
-    let mut taken: Vec<Area> = places.iter().copied().flatten().collect();
-    let mut all = Vec::new();
-    for ((series, dot, point), place) in named.into_iter().zip(places) {
-        let (text, area) = match place {
-            Some(area) => (dot.name.clone(), area),
-            None => {
-                let text = number_of(&dot.name, numbered);
-                let area = labels::place_anywhere(&wanted(&text, point), &points, &taken, clear, panel);
-                taken.push(area);
-                (text, area)
-            }
-        };
-        all.push(Label { text, series, point, area });
+    let texts: Vec<String> = named.iter().map(|(_, dot, _)| shortened(&dot.name)).collect();
+    let wanted: Vec<Wanted> = texts.iter().zip(&named).map(|(text, mark)| wanted(text, mark.2)).collect();
+    let places = labels::place(&wanted, &points, lines, 2.0 * RADIUS + 2.0, panel);
+    let label = |((text, (series, _, point)), area)| Label { text, series, point, area };
+    texts.into_iter().zip(named).zip(places).map(label).collect()
+}
+
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(LONGEST) {
+        Some((at, _)) => format!("{}…", &name[..at]),
+        None => name.to_string(),
     }
-    all
 }
 
 fn named_once<'a>(marks: &[Mark<'a>]) -> Vec<Mark<'a>> {
@@ -54,22 +46,8 @@ fn named_once<'a>(marks: &[Mark<'a>]) -> Vec<Mark<'a>> {
 }
 
 fn wanted(text: &str, point: (f64, f64)) -> Wanted {
-    let (width, height) = stroke_font::size_of(text, SIZE);
+    let (width, height) = svg::size_of(text, NAME);
     Wanted { point, width: width + 3.0, height: height + 5.0 }
-}
-
-/// The same for a name on all panels and of all models: the mark tells the model.
-fn number_of(name: &str, numbered: &mut Vec<String>) -> String {
-    let at = numbered.iter().position(|n| n == name).unwrap_or_else(|| {
-        numbered.push(name.into());
-        numbered.len() - 1
-    });
-    number(at)
-}
-
-/// "#1" for the first.
-pub fn number(at: usize) -> String {
-    format!("#{}", at + 1)
 }
 
 #[cfg(test)]
@@ -83,34 +61,20 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_has_a_number() {
-        let long = "srft4,0-1=srft8,2-3=srft8,4-5=srft8,-1=f16/srft3,0-1=srft8";
-        let (short, long) = (dot("srft4"), dot(long));
+    fn every_point_has_a_name_and_long_ones_are_cut() {
+        let (short, long) = (dot("srft4"), dot("srft4,0-1=srft8,2-3=srft8,4-5=srft8,-1=f16/srft3,0-1=srft8"));
         let marks = [(0, &short, (50.0, 50.0)), (0, &long, (150.0, 100.0)), (1, &long, (160.0, 150.0))];
-        let mut numbered = vec!["another".to_string()];
-        let labels = labels_of(&marks, &[], PANEL, &mut numbered);
+        let labels = labels_of(&marks, &[], PANEL);
         let texts: Vec<&str> = labels.iter().map(|l| l.text.as_str()).collect();
-        assert_eq!(texts, ["srft4", "#2", "#2"]);
-        assert_eq!(numbered, ["another".to_string(), long.name.clone()]);
-    }
-
-    #[test]
-    fn in_the_worst_crowd_each_point_has_a_label_of_its_own() {
-        let dots: Vec<Dot> = (0..150).map(|i| dot(&format!("srft4,{i}=srft8"))).collect();
-        let marks: Vec<Mark> = dots.iter().map(|d| (0, d, (150.0, 100.0))).collect();
-        let mut numbered = Vec::new();
-        let labels = labels_of(&marks, &[], PANEL, &mut numbered);
-        assert!(numbered.len() > 50, "{}", numbered.len());
-        for (dot, label) in dots.iter().zip(&labels) {
-            let meant = label.text.strip_prefix('#').map(|n| numbered[n.parse::<usize>().unwrap() - 1].as_str());
-            assert_eq!(meant.unwrap_or(&label.text), dot.name);
-        }
+        let cut = "srft4,0-1=srft8,2-3=srft8,4-5=sr…";
+        assert_eq!(texts, ["srft4", cut, cut]);
+        assert!(labels.iter().all(|l| PANEL.right >= l.area.right && l.area.left >= PANEL.left));
     }
 
     #[test]
     fn the_same_at_the_same_place_is_named_once() {
         let (a, b) = (dot("srft4"), dot("srft4"));
-        let labels = |x: f64| labels_of(&[(0, &a, (50.0, 50.0)), (1, &b, (x, 50.0))], &[], PANEL, &mut Vec::new());
+        let labels = |x: f64| labels_of(&[(0, &a, (50.0, 50.0)), (1, &b, (x, 50.0))], &[], PANEL);
         assert_eq!((labels(51.0).len(), labels(80.0).len()), (1, 2));
     }
 }

@@ -1,0 +1,62 @@
+//! The CUDA kernels: compiled everywhere, run where there is a GPU.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+
+use anyhow::{anyhow, Result};
+
+use super::{program, Options, Tally};
+use crate::cuda::{self, Depth};
+use kv::{build_tree, cache};
+
+const PROGRAM: &str = "kv-test-cuda";
+
+pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
+    match cuda::nvcc() {
+        // Where it can be fetched, it should have been.
+        Err(why) if cfg!(all(target_os = "linux", target_arch = "x86_64")) => {
+            tally.missing("compiling the kernels", &format!("{why:#}"));
+        }
+        Err(why) => tally.skip("compiling the kernels", 1, &format!("{why:#}")),
+        Ok(nvcc) => compile(&nvcc, options, tally)?,
+    }
+    if !cuda::has_gpu() {
+        tally.skip("the ops on a GPU", 1, "this machine has no NVIDIA GPU (nvidia-smi lists none)");
+        return Ok(());
+    }
+    let build = build_tree::Options { cuda: true, ..build_tree::Options::default() };
+    let bin = tally.timed("build", || build_tree::build(&build, &[PROGRAM.into()]))?;
+    program::run(&mut Command::new(bin.join(PROGRAM)), PROGRAM, options, tally)?;
+    // What GPUs without the fast path run.
+    let mut tiles = Command::new(bin.join(PROGRAM));
+    tiles.args(["--filter", "srft4"]).env("GGML_EXT_CUDA_PATH", "tile");
+    program::run(&mut tiles, "kv-test-cuda by tiles alone", options, tally)
+}
+
+/// All files beside each other: the largest takes as long as the others together.
+fn compile(nvcc: &Path, options: &Options, tally: &mut Tally) -> Result<()> {
+    let depth = match (options.quick, options.soak) {
+        (true, _) => Depth::Ptx,
+        (_, true) => Depth::All,
+        _ => Depth::Ends,
+    };
+    let scratch = cache::Scratch::new()?;
+    let sources = cuda::kernels()?;
+    let results: Vec<Result<()>> = thread::scope(|scope| {
+        let threads: Vec<_> = sources
+            .iter()
+            .enumerate()
+            .map(|(n, source)| {
+                let target = scratch.path().join(format!("{n}.fatbin"));
+                scope.spawn(move || cuda::compile(nvcc, source, depth, &target))
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().map_err(|_| anyhow!("the compiling thread panicked"))?).collect()
+    });
+    for (source, result) in sources.iter().zip(results) {
+        let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        tally.check(&format!("{name} {}", depth.what()), || result);
+    }
+    Ok(())
+}
