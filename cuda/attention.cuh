@@ -11,7 +11,8 @@ using uint = unsigned;
 struct attn_params {
     kv_attn_args    args;
     uint            k_kind, v_kind, q_kind;
-    uint            k_size, v_size;
+    uint            k_size, v_size;   // values of a head
+    uint            k_bytes, v_bytes; // of its row
     bool            alibi;
     const uint8_t * q;
     const uint8_t * k;
@@ -97,7 +98,7 @@ bool        plan_decode(const kv_cuda_attention & op, const kv_cuda_device & dev
 cudaError_t launch_decode(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream);
 
 static inline uint width_of(uint32_t kind, uint32_t size) {
-    return KV_KIND_IS_TURBO(kind) ? 2*size : size;
+    return KV_WIDTH(kind, size);
 }
 
 }  // namespace kv

@@ -31,18 +31,7 @@ template <uint SIZE> __global__ void __launch_bounds__(32*QUERY_WARPS) kv_querie
     for (uint i = lane; i < size; i += 32) {
         q[i] = kv_float_at(from + i*kv_float_bytes(p.q_kind), p.q_kind);
     }
-    if (!kv_is_plain(p.k_kind)) {
-        const float factor = kv_score_factors[kv_size_index(size)];
-        if (p.k_kind == KV_KIND_QJL1) {
-            kv_project(q, size, factor, lane);
-        } else {
-            kv_rotate_from(q, size, KV_SIGNS_ROTATION, 1.0f, lane, q);
-            if (KV_KIND_IS_TURBO(p.k_kind)) {
-                kv_rotate_from(q, size, KV_SIGNS_FIRST, 1.0f, lane, q + size);
-                kv_rotate_from(q + size, size, KV_SIGNS_SECOND, factor, lane, q + size);
-            }
-        }
-    }
+    kv_enter_domain(q, p.k_kind, size, lane);
     __syncwarp();
     float largest = 0.0f;
     for (uint i = lane; i < width; i += 32) {
@@ -143,15 +132,7 @@ template <uint SIZE> __global__ void __launch_bounds__(4*MERGE_LANES) kv_merge(c
         }
         return;
     }
-    if (KV_KIND_IS_TURBO(p.v_kind)) {
-        // R^-1 (a + P^T b)
-        kv_project_back(o + size, size, lane);
-        __syncwarp();
-        for (uint i = lane; i < size; i += 32) {
-            o[i] += o[size + i];
-        }
-    }
-    __syncwarp();
+    kv_leave_domain(o, p.v_kind, size, lane);
     vec2 z[KV_ROTATION_VALUES];
     kv_rotate_back(o, size, KV_SIGNS_ROTATION, lane, z);
     const uint first = kv_rotated_first(size, lane);
@@ -225,12 +206,14 @@ cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & pl
     p.args = op.args;
     p.args.chunk_cells = plan.chunk_cells;
     p.args.chunks      = plan.chunks;
-    p.k_kind = op.k_kind;
-    p.v_kind = op.v_kind;
-    p.q_kind = op.q_kind;
-    p.k_size = op.k_size;
-    p.v_size = op.v_size;
-    p.alibi  = op.alibi;
+    p.k_kind  = op.k_kind;
+    p.v_kind  = op.v_kind;
+    p.q_kind  = op.q_kind;
+    p.k_size  = op.k_size;
+    p.v_size  = op.v_size;
+    p.k_bytes = op.k_bytes;
+    p.v_bytes = op.v_bytes;
+    p.alibi   = op.alibi;
     p.q      = (const uint8_t *) op.q;
     p.k      = (const uint8_t *) op.k;
     p.v      = (const uint8_t *) op.v;

@@ -41,7 +41,8 @@ cudaError_t kv_cuda_copy_rows(const kv_cuda_rows & op, cudaStream_t stream);
 struct kv_cuda_attention {
     kv_attn_args  args; // chunks and chunk_cells are the plan's
     uint32_t      k_kind, v_kind, q_kind;
-    uint32_t      k_size, v_size;
+    uint32_t      k_size, v_size;   // values of a head
+    uint32_t      k_bytes, v_bytes; // of its row
     bool          alibi;
     const void *  q;
     const void *  k;

@@ -71,8 +71,8 @@ template <uint WARPS, uint WIDTH, uint COLUMNS> __global__ void __launch_bounds_
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
     const kv_attn_args & args = p.args;
     const uint k_width = WIDTH ? WIDTH : kv_width(p.k_kind, p.k_size), v_width = kv_width(p.v_kind, p.v_size), query_step = k_width + 8;
-    const uint k_raw_step = raw_step_of(p.k_kind, p.k_size), v_raw_step = raw_step_of(p.v_kind, p.v_size);
-    const uint k_bytes = stored_bytes(p.k_kind, p.k_size), v_bytes = stored_bytes(p.v_kind, p.v_size);
+    const uint k_raw_step = raw_step_of(p.k_bytes), v_raw_step = raw_step_of(p.v_bytes);
+    const uint k_bytes = p.k_bytes, v_bytes = p.v_bytes;
     const prefill_memory m = carve(memory, ROWS, k_width, CELLS*k_raw_step);
     const uint heads_per_kv = args.heads/args.kv_heads, all_rows = heads_per_kv*args.tokens;
     const uint first_row = blockIdx.x*ROWS, used = min(ROWS, all_rows - first_row), chunk = blockIdx.y;
@@ -323,7 +323,7 @@ bool plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, k
     if (KV_KIND_IS_DELTA(op.k_kind) || k_width > MOST_WIDTH || v_width > MOST_WIDTH || rows < 48) {
         return false;
     }
-    const size_t raw = CELLS*(raw_step_of(op.k_kind, op.k_size) + raw_step_of(op.v_kind, op.v_size));
+    const size_t raw = CELLS*(raw_step_of(op.k_bytes) + raw_step_of(op.v_bytes));
     for (uint warps : { 8u, 4u }) {
         const uint blocks = divided(rows, 16*warps)*op.args.kv_heads*op.args.streams;
         plan.shared_bytes = prefill_bytes(16*warps, k_width) + raw;

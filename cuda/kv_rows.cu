@@ -96,28 +96,14 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_rows(con
     for (uint i = lane; i < size; i += 32) {
         y[i] = clean(kv_float_at(p.from + u.floats + i*p.args.value_step, p.float_kind));
     }
-    if (kind == KV_KIND_QJL1) {
-        kv_project(y, size, 1.0f, lane);
-        kv_qjl_encode(y, size, lane, row);
-        return;
-    }
-    kv_rotate_from(y, size, KV_SIGNS_ROTATION, 1.0f, lane, y);
-    if (KV_KIND_IS_POLAR(kind)) {
-        kv_polar_encode(y, kv_polar_bits(kind), size, lane, row);
-    } else if (KV_KIND_IS_TURBO(kind)) {
-        kv_turbo_encode(y, (uint8_t *) (y + size), kind, size, lane, row);
-    } else if (kind == KV_KIND_SRFT4) {
-        kv_srft_encode(y, 4, size, 0, lane, row);
-    } else {
-        kv_srft_encode(y, kv_code_bits(kind), size, 0, lane, row);
-    }
+    kv_row_encode(y, kind, size, lane, row);
 }
 
 // The floats of a head that has been decoded into its domain, in the warp's own shared memory.
 __device__ __forceinline__ void store_floats(const rows_params & p, uint size, const float * y, uint lane, uint8_t * to) {
     const uint64_t step = p.args.value_step;
     __syncwarp();
-    if (p.kind == KV_KIND_QJL1) {
+    if (!kv_is_rotated(p.kind)) {
         for (uint i = lane; i < size; i += 32) {
             store_float(to + i*step, p.float_kind, y[i]);
         }
@@ -178,20 +164,7 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_get_rows(con
         store_floats(p, size, y, lane, p.to + u.floats);
         return;
     }
-    // Of turbo the signs first: they are turned back before the levels join them.
-    const uint signs = KV_KIND_IS_TURBO(kind) ? size : 0;
-    for (uint i = lane; i < size; i += 32) {
-        y[i] = kv_row_value(row, kind, size, signs + i, levels);
-    }
-    if (kind == KV_KIND_QJL1 || KV_KIND_IS_TURBO(kind)) {
-        kv_project_back(y, size, lane);
-    }
-    if (KV_KIND_IS_TURBO(kind)) {
-        __syncwarp();
-        for (uint i = lane; i < size; i += 32) {
-            y[i] += kv_row_value(row, kind, size, i, levels);
-        }
-    }
+    kv_row_decode(row, kind, size, levels, lane, y);
     store_floats(p, size, y, lane, p.to + u.floats);
 }
 

@@ -90,8 +90,8 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
     constexpr uint ROWS = 16*MB;
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
     const uint k_width = kv_width(p.k_kind, p.k_size), v_width = kv_width(p.v_kind, p.v_size), query_step = k_width + 8;
-    const uint k_raw_step = raw_step_of(p.k_kind, p.k_size), v_raw_step = raw_step_of(p.v_kind, p.v_size);
-    const uint k_bytes = stored_bytes(p.k_kind, p.k_size), v_bytes = stored_bytes(p.v_kind, p.v_size);
+    const uint k_raw_step = raw_step_of(p.k_bytes), v_raw_step = raw_step_of(p.v_bytes);
+    const uint k_bytes = p.k_bytes, v_bytes = p.v_bytes;
     const tile_memory m = carve(memory, ROWS, k_width, staged ? CELLS*k_raw_step : 0);
     const kv_attn_args & args = p.args;
     const bool is_delta = KV_KIND_IS_DELTA(p.k_kind);
@@ -431,7 +431,7 @@ void plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_c
             break;
         }
     }
-    const size_t raw = CELLS*(raw_step_of(op.k_kind, op.k_size) + raw_step_of(op.v_kind, op.v_size));
+    const size_t raw = CELLS*(raw_step_of(op.k_bytes) + raw_step_of(op.v_bytes));
     plan.staged = plan.shared_bytes + raw <= device.shared_bytes;
     plan.shared_bytes += plan.staged ? raw : 0;
     const uint blocks = divided(rows, 16*plan.row_blocks)*op.args.kv_heads*op.args.streams;

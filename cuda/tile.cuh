@@ -13,34 +13,9 @@ constexpr uint K_ROWS = CELLS + 8;            // a block of columns more
 constexpr uint TILE_STEP = SLAB + 8;          // halves from row to row: neighbours lie in other banks
 constexpr uint SCALES = SLAB/16;              // of a row of a slab
 
-// Bytes of the row of one head.
-static __host__ __device__ inline uint stored_bytes(uint kind, uint size) {
-    switch (kind) {
-        case KV_KIND_F32:  return 4*size;
-        case KV_KIND_F16:
-        case KV_KIND_BF16: return 2*size;
-        case KV_KIND_Q8_0: return size/32*34;
-        case KV_KIND_Q4_0: return size/32*18;
-        default:           break;
-    }
-    const uint scales = size/(size % 32 == 0 ? 32 : 16)*2;
-    switch (kind) {
-        case KV_KIND_SRFT8:  return scales + size;
-        case KV_KIND_SRFT4:  return scales + size/2;
-        case KV_KIND_SRFT3:  return scales + size*3/8;
-        case KV_KIND_SRFT2:  return scales + size/4;
-        case KV_KIND_DELTA4: return scales + size/2 + (size + 63)/64*2;
-        case KV_KIND_DELTA3: return scales + size*3/8 + (size + 63)/64*2;
-        case KV_KIND_POLAR4: return size/16*2 + (size/16*14 + 7)/8 + size/16*4;
-        case KV_KIND_POLAR3: return size/16*2 + (size/16*14 + 7)/8 + size/16*3;
-        case KV_KIND_TURBO4: return 4 + size*3/8 + size/8;
-        case KV_KIND_TURBO3: return 4 + size/4 + size/8;
-        default:             return 2 + size/8;
-    }
-}
-
-static __host__ __device__ inline uint raw_step_of(uint kind, uint size) {
-    return (stored_bytes(kind, size) + 15)/16*16;
+// Bytes from row to row of a tile of rows as they are stored.
+static __host__ __device__ inline uint raw_step_of(uint row_bytes) {
+    return (row_bytes + 15)/16*16;
 }
 
 // turbo's levels are integers by this.

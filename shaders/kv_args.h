@@ -31,6 +31,8 @@
 #define KV_KIND_IS_DELTA(kind) ((kind) == KV_KIND_DELTA4 || (kind) == KV_KIND_DELTA3)
 #define KV_KIND_IS_POLAR(kind) ((kind) == KV_KIND_POLAR4 || (kind) == KV_KIND_POLAR3)
 #define KV_KIND_IS_TURBO(kind) ((kind) == KV_KIND_TURBO4 || (kind) == KV_KIND_TURBO3)
+// Values of the row of a head in the domain that its scores and sums are taken in.
+#define KV_WIDTH(kind, size) (KV_KIND_IS_TURBO(kind) ? 2*(size) : (size))
 // Ours, and the shaders have kernels for it.
 #define KV_KIND_IS_SERVED(kind) ((kind) >= KV_KIND_SRFT8 && (kind) <= KV_KIND_QJL1)
 // Rows that hold keys alone.
@@ -81,9 +83,6 @@ struct kv_attn_args {
     uint64_t mask_nb[3];
     uint64_t dst_nb[3];
 };
-
-// The width of a row is the number of its values in the domain that scores and sums are taken in: the head size, and
-// for turbo twice that.
 
 // Query heads that a decoding threadgroup takes at most, and the room that they share: rows * width stays within it, for K
 // and for V.

@@ -93,15 +93,7 @@ static inline void kv_attn_end(
         }
         return;
     }
-    if (KV_KIND_IS_TURBO(FC_attn_v_kind)) {
-        // R^-1 (a + P^T b)
-        kv_project_back(o + size, size, lane);
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint i = lane; i < size; i += 32) {
-            o[i] += o[size + i];
-        }
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
+    kv_leave_domain(o, FC_attn_v_kind, size, lane);
     float2 z[KV_ROTATION_VALUES];
     kv_rotate_back(o, size, KV_SIGNS_ROTATION, lane, z);
     const uint first = kv_rotated_first(size, lane);
@@ -122,17 +114,5 @@ static inline void kv_attn_query(device const uchar * from, uint lane, threadgro
     for (uint i = lane; i < size; i += 32) {
         q[i] = kv_float_at(from + i*step, FC_attn_q_kind);
     }
-    if (kv_is_plain(FC_attn_k_kind)) {
-        return;
-    }
-    const float factor = kv_score_factors[kv_size_index(size)];
-    if (FC_attn_k_kind == KV_KIND_QJL1) {
-        kv_project(q, size, factor, lane);
-        return;
-    }
-    kv_rotate_from(q, size, KV_SIGNS_ROTATION, 1.0f, lane, q);
-    if (KV_KIND_IS_TURBO(FC_attn_k_kind)) {
-        kv_rotate_from(q, size, KV_SIGNS_FIRST, 1.0f, lane, q + size);
-        kv_rotate_from(q + size, size, KV_SIGNS_SECOND, factor, lane, q + size);
-    }
+    kv_enter_domain(q, FC_attn_k_kind, size, lane);
 }

@@ -53,11 +53,9 @@ static inline void kv_scores(
             kv_score_four(kv_four_floats(row, kind, i), q + i, width, rows, s);
         }
     }
-    if (KV_KIND_IS_POLAR(kind)) {
+    if (!kv_is_float(kind) && !kv_is_chunked(kind) && !kv_has_signs(kind)) {
         for (uint i = 0; i < size; i += 4) {
-            const float2 a = kv_polar_pair(row, kv_polar_bits(kind), size, i/2);
-            const float2 b = kv_polar_pair(row, kv_polar_bits(kind), size, i/2 + 1);
-            kv_score_four(float4(a, b), q + i, width, rows, s);
+            kv_score_four(kv_row_four(row, kind, size, i, levels), q + i, width, rows, s);
         }
     }
     if (kv_is_chunked(kind)) {
@@ -79,7 +77,7 @@ static inline void kv_scores(
             start += chunk.count;
         }
     }
-    if (KV_KIND_IS_TURBO(kind) || kind == KV_KIND_QJL1) {
+    if (kv_has_signs(kind)) {
         const float magnitude = kv_sign_magnitude(row, kind, size);
         for (uint i = 0; i < size; i += 4) {
             float4 k;

@@ -1,4 +1,5 @@
-// Reading a row of any kind: ours, and ggml's f32, f16, bf16, q8_0 and q4_0.
+// All that kernels know of the kinds of rows: ours, and ggml's f32, f16, bf16, q8_0 and q4_0. Every choice by kind that is not
+// for speed is made here, for Metal and CUDA alike.
 //
 // Stored levels come in chunks. A byte at place j of a chunk of c values holds value j, and with 4 or 2 bits a code also
 // the values behind it at steps of c/2 or c/4: so a loop over the bytes of a chunk meets every value once.
@@ -9,6 +10,7 @@
 #pragma once
 
 #include "kv_polar.h"
+#include "kv_rotation.h"
 #include "kv_signs.h"
 #include "kv_srft.h"
 
@@ -17,7 +19,7 @@ using namespace metal;
 
 // Values of a row in its domain.
 static inline uint kv_width(uint kind, uint size) {
-    return KV_KIND_IS_TURBO(kind) ? 2*size : size;
+    return KV_WIDTH(kind, size);
 }
 
 static inline bool kv_is_plain(uint kind) {
@@ -33,16 +35,26 @@ static inline bool kv_is_chunked(uint kind) {
     return !kv_is_float(kind) && !KV_KIND_IS_POLAR(kind) && kind != KV_KIND_QJL1;
 }
 
+// Does a row end in signs?
+static inline bool kv_has_signs(uint kind) {
+    return KV_KIND_IS_TURBO(kind) || kind == KV_KIND_QJL1;
+}
+
 // Bytes of the row of one head, of a kind of ours.
 static inline uint kv_row_bytes(uint kind, uint size) {
     if (KV_KIND_IS_POLAR(kind)) {
         return kv_polar_row_bytes(kv_polar_bits(kind), size);
     }
-    if (KV_KIND_IS_TURBO(kind) || kind == KV_KIND_QJL1) {
+    if (kv_has_signs(kind)) {
         return kv_sign_offset(kind, size) + size/8;
     }
     const uint levels = kv_srft_scale_bytes(size) + size*kv_code_bits(kind)/8;
     return KV_KIND_IS_DELTA(kind) ? levels + (size + 63)/64*2 : levels;
+}
+
+// Do rows lie in the rotated domain? The head is then what kv_rotate_back makes of it; else it is itself.
+static inline bool kv_is_rotated(uint kind) {
+    return !kv_is_plain(kind) && kind != KV_KIND_QJL1;
 }
 
 struct kv_chunk {
@@ -156,4 +168,83 @@ static inline void kv_row_levels(uint kind, uint thread_index, threadgroup float
     if (thread_index < (1u << bits)) {
         levels[thread_index] = table[thread_index];
     }
+}
+
+// Values i to i + 3 of a row, below its width.
+static inline float4 kv_row_four(device const uchar * row, uint kind, uint size, uint i, threadgroup const float * levels) {
+    if (KV_KIND_IS_POLAR(kind)) {
+        const float2 a = kv_polar_pair(row, kv_polar_bits(kind), size, i/2);
+        const float2 b = kv_polar_pair(row, kv_polar_bits(kind), size, i/2 + 1);
+        return float4(a.x, a.y, b.x, b.y);
+    }
+    return float4(kv_row_value(row, kind, size, i, levels), kv_row_value(row, kind, size, i + 1, levels),
+                  kv_row_value(row, kind, size, i + 2, levels), kv_row_value(row, kind, size, i + 3, levels));
+}
+
+// A row that stands alone of the head in y, which is clean. y has KV_ROWS_FLOATS(size) floats and is used up.
+static inline void kv_row_encode(threadgroup float * y, uint kind, uint size, uint lane, device uchar * row) {
+    if (kind == KV_KIND_QJL1) {
+        kv_project(y, size, 1.0f, lane);
+        kv_qjl_encode(y, size, lane, row);
+        return;
+    }
+    kv_rotate_from(y, size, KV_SIGNS_ROTATION, 1.0f, lane, y);
+    if (KV_KIND_IS_POLAR(kind)) {
+        kv_polar_encode(y, kv_polar_bits(kind), size, lane, row);
+    } else if (KV_KIND_IS_TURBO(kind)) {
+        kv_turbo_encode(y, (threadgroup uchar *) (y + size), kind, size, lane, row);
+    } else if (kind == KV_KIND_SRFT4) {
+        kv_srft_encode(y, 4, size, 0, lane, row); // a constant, where `kind` is none
+    } else {
+        kv_srft_encode(y, kv_code_bits(kind), size, 0, lane, row);
+    }
+}
+
+// The head of a row that stands alone, rotated where kv_is_rotated says so. Other lanes see it behind a barrier.
+static inline void kv_row_decode(
+        device const uchar * row, uint kind, uint size, threadgroup const float * levels, uint lane, threadgroup float * y) {
+    // Of turbo the signs first: they are turned back before the levels join them.
+    const uint signs = KV_KIND_IS_TURBO(kind) ? size : 0;
+    for (uint i = lane; i < size; i += 32) {
+        y[i] = kv_row_value(row, kind, size, signs + i, levels);
+    }
+    if (kv_has_signs(kind)) {
+        kv_project_back(y, size, lane);
+    }
+    if (KV_KIND_IS_TURBO(kind)) {
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = lane; i < size; i += 32) {
+            y[i] += kv_row_value(row, kind, size, i, levels);
+        }
+    }
+}
+
+// A query in q to the domain that rows of K are in: q takes kv_width values.
+static inline void kv_enter_domain(threadgroup float * q, uint kind, uint size, uint lane) {
+    if (kv_is_plain(kind)) {
+        return;
+    }
+    const float factor = kv_score_factors[kv_size_index(size)];
+    if (kind == KV_KIND_QJL1) {
+        kv_project(q, size, factor, lane);
+        return;
+    }
+    kv_rotate_from(q, size, KV_SIGNS_ROTATION, 1.0f, lane, q);
+    if (KV_KIND_IS_TURBO(kind)) {
+        kv_rotate_from(q, size, KV_SIGNS_FIRST, 1.0f, lane, q + size);
+        kv_rotate_from(q + size, size, KV_SIGNS_SECOND, factor, lane, q + size);
+    }
+}
+
+// A sum of rows of V, kv_width values, to one head: rotated where kv_is_rotated says so.
+static inline void kv_leave_domain(threadgroup float * o, uint kind, uint size, uint lane) {
+    if (KV_KIND_IS_TURBO(kind)) {
+        // a + P^T b
+        kv_project_back(o + size, size, lane);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint i = lane; i < size; i += 32) {
+            o[i] += o[size + i];
+        }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
 }

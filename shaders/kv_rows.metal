@@ -104,25 +104,13 @@ kernel void kv_set_rows(
     threadgroup float * y = memory + simdgroup*KV_ROWS_FLOATS(size);
     device uchar * row = cache + u.cache;
     kv_load_floats(source + u.floats, args.value_step, lane, y);
-    if (kind == KV_KIND_QJL1) {
-        kv_project(y, size, 1.0f, lane);
-        kv_qjl_encode(y, size, lane, row);
-        return;
-    }
-    kv_rotate_from(y, size, KV_SIGNS_ROTATION, 1.0f, lane, y);
-    if (KV_KIND_IS_POLAR(kind)) {
-        kv_polar_encode(y, kv_polar_bits(kind), size, lane, row);
-    } else if (KV_KIND_IS_TURBO(kind)) {
-        kv_turbo_encode(y, (threadgroup uchar *) (y + size), kind, size, lane, row);
-    } else {
-        kv_srft_encode(y, kv_code_bits(kind), size, 0, lane, row);
-    }
+    kv_row_encode(y, kind, size, lane, row);
 }
 
 // The floats of a head that has been decoded into its domain, in the simdgroup's own threadgroup memory.
 static inline void kv_store_floats(threadgroup const float * y, ulong step, uint lane, device uchar * to) {
     const uint size = FC_rows_size;
-    if (FC_rows_kind == KV_KIND_QJL1) {
+    if (!kv_is_rotated(FC_rows_kind)) {
         simdgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = lane; i < size; i += 32) {
             kv_store_float(to + i*step, y[i]);
@@ -193,20 +181,7 @@ kernel void kv_get_rows(
         kv_store_floats(y, args.value_step, lane, target + u.floats);
         return;
     }
-    // Of turbo the signs first: they are turned back before the levels join them.
-    const uint signs = KV_KIND_IS_TURBO(kind) ? size : 0;
-    for (uint i = lane; i < size; i += 32) {
-        y[i] = kv_row_value(row, kind, size, signs + i, levels);
-    }
-    if (kind == KV_KIND_QJL1 || KV_KIND_IS_TURBO(kind)) {
-        kv_project_back(y, size, lane);
-    }
-    if (KV_KIND_IS_TURBO(kind)) {
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint i = lane; i < size; i += 32) {
-            y[i] += kv_row_value(row, kind, size, i, levels);
-        }
-    }
+    kv_row_decode(row, kind, size, levels, lane, y);
     kv_store_floats(y, args.value_step, lane, target + u.floats);
 }
 

@@ -29,12 +29,14 @@ static kv_cuda_attention describe_attention(const ggml_tensor * op) {
 
     kv_cuda_attention res = {};
     res.args   = attention_args(op);
-    res.k_kind = describe(k).kind;
-    res.v_kind = describe(v).kind;
-    res.q_kind = kind_of(q->type);
-    res.k_size = (uint32_t) describe(k).size;
-    res.v_size = (uint32_t) describe(v).size;
-    res.alibi  = max_bias != 0.0f;
+    res.k_kind  = describe(k).kind;
+    res.v_kind  = describe(v).kind;
+    res.q_kind  = kind_of(q->type);
+    res.k_size  = (uint32_t) describe(k).size;
+    res.v_size  = (uint32_t) describe(v).size;
+    res.k_bytes = (uint32_t) describe(k).bytes;
+    res.v_bytes = (uint32_t) describe(v).bytes;
+    res.alibi   = max_bias != 0.0f;
     res.q      = q->data;
     res.k      = k->data;
     res.v      = v->data;

@@ -31,6 +31,7 @@ struct rows_of {
     uint32_t kind;
     int      size;  // values of a head
     int      width; // values of its row in the domain that scores and sums are taken in
+    size_t   bytes; // of the row of a head
 };
 
 // The family's smallest type stands for all its sizes; ggml's types stand for themselves.
@@ -41,7 +42,8 @@ inline uint32_t kind_of(ggml_type type) {
 inline rows_of describe(const ggml_tensor * t) {
     const uint32_t kind = kind_of(t->type);
     const int      size = ggml_ext_is_ours(t->type) ? (int) ggml_blck_size(t->type) : (int) t->ne[0];
-    return { kind, size, KV_KIND_IS_TURBO(kind) ? 2*size : size };
+    const size_t bytes = ggml_ext_is_ours(t->type) ? ggml_type_size(t->type) : ggml_row_size(t->type, size);
+    return { kind, size, KV_WIDTH(kind, size), bytes };
 }
 
 inline bool is_float(ggml_type type) {
