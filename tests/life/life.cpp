@@ -43,7 +43,7 @@ bool is_grouped(const Pair & types) {
     return types.k.find("delta") != std::string::npos;
 }
 
-// Measured means are a half to two thirds of these.
+// Measured means are a half to two thirds of these. A family that is not listed may lose as much as any.
 double loss_of(const Pair & types) {
     static const std::map<std::string, double> bounds = {
         { "srft8", 0.0005 }, { "srft4", 0.045 }, { "srft3", 0.2 },   { "srft2", 0.8 },  { "delta4", 0.03 }, { "delta3", 0.12 },
@@ -52,11 +52,13 @@ double loss_of(const Pair & types) {
     };
     double res = 0.0;
     for (const std::string & spec : { types.k, types.v }) {
+        double of_spec = 0.0;
         for (const auto & [name, bound] : bounds) {
             if (spec.find(name) != std::string::npos) {
-                res = std::max(res, bound);
+                of_spec = std::max(of_spec, bound);
             }
         }
+        res = std::max(res, of_spec > 0.0 ? of_spec : 1.1);
     }
     return res;
 }

@@ -1,10 +1,11 @@
 //! kv_set_rows and kv_get_rows against the definition of the formats.
 
 use anyhow::{ensure, Context, Result};
-use ggml_ext::codec::format::RowFormat;
+use ggml_ext::codec::format::{Format, RowFormat};
 use ggml_ext::codec::srft::Srft;
 use ggml_ext::lanes::Lanes;
 use ggml_ext::rotation::HEAD_SIZES;
+use ggml_ext::table::{self, Concrete, Family};
 use half::f16;
 
 use super::values::{bytes, bytes_mut, concrete, format, kind, srft, store_cells, Noise, Side};
@@ -12,11 +13,20 @@ use super::{cases, seeded_mistakes, Setup};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
 
-const FAMILIES: [&str; 4] = ["srft8", "srft4", "srft3", "srft2"];
-/// Rows that stand alone, but are not made of levels and scales alone.
-const OTHERS: [&str; 5] = ["polar4", "polar3", "turbo4", "turbo3", "qjl1"];
-/// Cells that are coded together.
-const GROUPED: [&str; 2] = ["delta4", "delta3"];
+/// The families whose rows are of this kind: levels and scales alone (srft), coded together, or anything else.
+fn families(wanted: fn(Format) -> bool) -> impl Iterator<Item = &'static str> {
+    let at = |f: &'static Family| f.at(f.head_sizes()[0]).map(Concrete::format);
+    table::families().iter().filter(move |f| at(f).is_some_and(wanted)).map(|f| f.name)
+}
+
+fn is_srft(format: Format) -> bool {
+    matches!(format, Format::Srft(_))
+}
+
+fn is_grouped(format: Format) -> bool {
+    format.grouped().is_some()
+}
+
 /// Codes that may fall to the other side of a tie, of all.
 const TIES: f64 = 1e-3;
 /// Simdgroups of a threadgroup.
@@ -52,7 +62,7 @@ pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
     } else {
         48
     };
-    for family in FAMILIES {
+    for family in families(is_srft) {
         let (mut codes, mut ties) = (0, 0);
         let what = format!("kv_set_rows {family}: {} head sizes in 3 orders, against the definition", HEAD_SIZES.len());
         cases(tally, &what, 3 * HEAD_SIZES.len() as u64, || {
@@ -73,7 +83,7 @@ pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
             Ok(())
         });
     }
-    for family in OTHERS {
+    for family in families(|f| !is_srft(f) && !is_grouped(f)) {
         let (mut all, mut differ) = (0, 0);
         let what = format!("kv_set_rows {family}: {} head sizes in 3 orders, against the definition", HEAD_SIZES.len());
         cases(tally, &what, 3 * HEAD_SIZES.len() as u64, || {
@@ -95,7 +105,7 @@ pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
         });
     }
     let sizes: &[usize] = if setup.quick { &[64, 80] } else { &HEAD_SIZES };
-    for family in GROUPED {
+    for family in families(is_grouped) {
         let what = format!("kv_set_groups and kv_get_rows {family}: {} head sizes in 3 orders", sizes.len());
         cases(tally, &what, 6 * sizes.len() as u64, || {
             sizes

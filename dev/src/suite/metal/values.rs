@@ -1,9 +1,9 @@
 //! Numbers for the tests, and ggml's plain formats.
 
 use anyhow::{Context, Result};
-use ggml_ext::codec::format::Format;
-use ggml_ext::codec::format::RowFormat;
+use ggml_ext::codec::format::{Format, RowFormat};
 use ggml_ext::codec::srft::Srft;
+use ggml_ext::domain::Domain;
 use ggml_ext::groups;
 use ggml_ext::isa::kernels;
 use ggml_ext::lanes::Lanes;
@@ -56,10 +56,9 @@ pub fn row_bytes(name: &str, size: usize) -> Result<usize> {
 
 /// Values of a row in the domain that scores and sums are taken in.
 pub fn width(name: &str, size: usize) -> usize {
-    if name.starts_with("turbo") {
-        2 * size
-    } else {
-        size
+    match concrete(name, size).map(|c| c.format().domain()) {
+        Ok(Domain::Both(..)) => 2 * size,
+        _ => size,
     }
 }
 
@@ -73,7 +72,7 @@ pub enum Side {
 
 /// Are cells of this type coded together?
 pub fn is_grouped(name: &str) -> bool {
-    name.starts_with("delta")
+    concrete(name, 64).is_ok_and(|c| c.group_cells() > 1)
 }
 
 /// Stores rows of one head in consecutive cells, `stride` bytes apart, and leaves in `x` what they decode to.
