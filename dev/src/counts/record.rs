@@ -23,20 +23,11 @@ impl Record {
             return Ok(Record::default());
         }
         let wrong = || format!("{} is not {{compiler: {{name: count}}}}", path.display());
-        let value: serde_json::Value = serde_json::from_str(&fs::read_to_string(path)?).with_context(wrong)?;
-        let mut all = BTreeMap::new();
-        for (compiler, counts) in value.as_object().with_context(wrong)? {
-            let mut own = BTreeMap::new();
-            for (name, count) in counts.as_object().with_context(wrong)? {
-                own.insert(name.clone(), count.as_f64().with_context(wrong)?);
-            }
-            all.insert(compiler.clone(), own);
-        }
-        Ok(Record(all))
+        serde_json::from_str(&fs::read_to_string(path)?).map(Record).with_context(wrong)
     }
 
     pub fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(&serde_json::json!(self.0))?;
+        let text = serde_json::to_string_pretty(&self.0)?;
         fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
     }
 

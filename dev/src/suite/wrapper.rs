@@ -51,8 +51,8 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         return Ok(());
     }
     tally.check("a program with the two lines of the README", || bench.short());
-    if options.only.is_empty() && !options.soak {
-        tally.skip("the long form", 1, &format!("slow: run it with --only {}, or --soak", tally.part));
+    if options.quick || (options.only.is_empty() && !options.soak) {
+        tally.skip("the long form", 1, "slow: run it with --only wrapper, or --soak");
         return Ok(());
     }
     let examples = project_root().join("examples");
@@ -67,28 +67,21 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     tally.check("a session of another type is refused", || bench.session_of_another_type(&built));
     tally.check("a feature that is not served says so", || bench.refused_feature(&examples));
 
-    let mut tests = vec!["--test", "threads", "--test", "leaks"];
     let mut stock_tokens = String::new();
-    if options.quick {
-        tally.skip("the original crate and llama-cpp-2's own tests", 2, "not in --quick");
-    } else {
-        tally.check("the original crate gives the same bindings", || {
-            let stock = bench.stock(&built)?;
-            let same = same_bindings(&stock.sys_out.join("bindings.rs"), &built.sys_out);
-            let mut c = Command::new(stock.program("stock-tokens")?);
-            let done = process::run_ok(c.arg(&bench.model).args([TEXT, &TOKENS.to_string()]))?;
-            stock_tokens = done.stdout.trim().to_string();
-            same
-        });
-        tests.extend(["--test", "stock"]);
-    }
+    tally.check("the original crate gives the same bindings", || {
+        let stock = bench.stock(&built)?;
+        let same = same_bindings(&stock.sys_out.join("bindings.rs"), &built.sys_out);
+        let mut c = Command::new(stock.program("stock-tokens")?);
+        let done = process::run_ok(c.arg(&bench.model).args([TEXT, &TOKENS.to_string()]))?;
+        stock_tokens = done.stdout.trim().to_string();
+        same
+    });
+    let tests = ["--test", "threads", "--test", "leaks", "--test", "stock"];
     bench.tests(tally, "the examples", &examples, &tests, |c| {
         c.env("KV_STOCK_TOKENS", &stock_tokens).env("KV_STOCK_PROMPT", TEXT);
     })?;
-    if !options.quick {
-        let package = bench.own_tests(&built)?;
-        bench.tests(tally, "llama-cpp-2", &package, &[], |_| ())?;
-    }
+    let package = bench.own_tests(&built)?;
+    bench.tests(tally, "llama-cpp-2", &package, &[], |_| ())?;
     if options.soak {
         tally.check("a new project with the two lines", || bench.two_lines());
         tally.check("feature dynamic-link", || bench.dynamic_link(&examples));
