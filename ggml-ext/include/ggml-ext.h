@@ -247,7 +247,7 @@ bool ggml_ext_check_cache(int32_t type_k,
 
 // What of a spec changes nothing on a model: layers named that keep no K and V, `swa` where none has a window. Empty for
 // other types. `layers` has a character a layer: '-' keeps nothing of its own, 'a' all cells, 'w' those of a window.
-// Safety: `layers` has `n_layer` characters; `message` is NULL or has room for `size` bytes.
+// Safety: `layers` is NULL or has `n_layer` characters; `message` is NULL or has room for `size` bytes.
 void ggml_ext_idle_parts(int32_t id, const uint8_t *layers, int32_t n_layer, char *message, size_t size);
 
 // The type of one layer's tensor: ids that are neither a family's nor a spec's come back as they are. -1 where a type

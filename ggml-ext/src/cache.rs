@@ -323,9 +323,9 @@ mod tests {
     fn an_error_has_the_reason_of_the_op() {
         let cache = Cache::new("srft4".parse().unwrap(), 64, 2, 8).unwrap();
         // No public function makes such a cache: it stands for whatever the op finds and the checks above it do not.
-        let mut odd = Cache { head_size: 32, ..cache.clone() };
-        let reason = odd.write(0, &[0.0; 3 * 64]).unwrap_err().to_string();
-        assert!(reason.starts_with("a cache of") || reason.contains("SET_ROWS"), "{reason}");
+        let mut odd = Cache { head_size: 48, ..cache.clone() };
+        let reason = odd.write(0, &[0.0; 2 * 48]).unwrap_err().to_string();
+        assert!(reason.starts_with("SET_ROWS of") && reason.contains("wanted the same rows"), "{reason}");
         let mut family = Cache { kind: "srft4".parse().unwrap(), ..cache };
         let reason = family.write(0, &[0.0; 128]).unwrap_err().to_string();
         assert_eq!(reason, format!("SET_ROWS to type {}, which is not ours", family.kind.id()));

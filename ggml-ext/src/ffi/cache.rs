@@ -38,7 +38,7 @@ pub unsafe extern "C" fn ggml_ext_check_cache(
 /// other types. `layers` has a character a layer: '-' keeps nothing of its own, 'a' all cells, 'w' those of a window.
 ///
 /// # Safety
-/// `layers` has `n_layer` characters; `message` is NULL or has room for `size` bytes.
+/// `layers` is NULL or has `n_layer` characters; `message` is NULL or has room for `size` bytes.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_idle_parts(
     id: i32,
@@ -52,10 +52,14 @@ pub unsafe extern "C" fn ggml_ext_idle_parts(
         b'w' => Keeps::Window,
         _ => Keeps::All,
     };
+    let find = || {
+        let Some(n) = usize::try_from(n_layer).ok().filter(|_| !layers.is_null()) else { return String::new() };
+        // SAFETY: the caller's promise.
+        let layers: Vec<_> = unsafe { slice(layers, n) }.iter().map(keeps).collect();
+        spec::idle_parts(id, &layers)
+    };
     // SAFETY: the caller's promise.
-    let layers = || unsafe { slice(layers, count(n_layer)) }.iter().map(keeps).collect::<Vec<_>>();
-    // SAFETY: the caller's promise.
-    unsafe { noted((), message, size, || Ok(((), spec::idle_parts(id, &layers())))) }
+    unsafe { noted((), message, size, || Ok(((), find()))) }
 }
 
 /// One layer of a model, as its cache is made. From `scale` on it is what the guard looks at: zeros and NULL where a model

@@ -6,10 +6,18 @@ use crate::rows;
 use crate::tensor::{Tensor, Untyped};
 use std::ffi::c_int;
 
+/// The number of values of rows that are there.
+fn values<A, B>(src: *const A, dst: *const B, n: i64) -> Result<usize, String> {
+    match usize::try_from(n) {
+        Ok(n) if n == 0 || (!src.is_null() && !dst.is_null()) => Ok(n),
+        _ => Err(format!("there is no memory of {n} values")),
+    }
+}
+
 /// # Safety
 /// `src` holds n values, `dst` has room for their rows.
 unsafe fn encode(id: i32, src: *const f32, dst: *mut Untyped, n: i64, kernels: &'static Kernels) -> Result<(), String> {
-    let n = usize::try_from(n).map_err(|e| e.to_string())?;
+    let n = values(src, dst, n)?;
     // SAFETY: the caller's promise.
     let (values, rows) = unsafe { (slice(src, n), slice_mut(dst, rows::stored_bytes(id, n)?)) };
     rows::encode(id, kernels, values, rows)
@@ -45,7 +53,7 @@ unsafe fn decode(
     n: i64,
     decode: impl FnOnce(&[u8], &mut [f32]) -> Result<(), String>,
 ) -> Result<(), String> {
-    let n = usize::try_from(n).map_err(|e| e.to_string())?;
+    let n = values(src, dst, n)?;
     // SAFETY: the caller's promise.
     let (rows, values) = unsafe { (slice(src, rows::stored_bytes(id, n)?), slice_mut(dst, n)) };
     decode(rows, values)

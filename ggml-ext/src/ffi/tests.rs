@@ -94,6 +94,16 @@ fn what_is_not_there_is_refused() {
 }
 
 #[test]
+fn without_layers_no_part_of_a_spec_is_idle() {
+    let spec = registry::id_of("srft4,0=f16").expect("a spec");
+    // SAFETY: null, or as many characters as said, and a buffer as large as said.
+    let idle =
+        |layers: *const u8| message_of(|message, n| unsafe { ggml_ext_idle_parts(spec, layers, 1, message, n) }).1;
+    assert!(idle(b"-".as_ptr()).contains("0=f16 does nothing"));
+    assert_eq!(idle(std::ptr::null()), "");
+}
+
+#[test]
 fn every_function_that_c_calls_is_guarded() {
     let files = [
         include_str!("attention.rs"),
