@@ -46,20 +46,20 @@ pub struct Place {
 
 /// Where the rows of a cache lie: all of one base tensor, whatever view of it an op has.
 #[derive(Clone, Copy, Debug)]
-pub struct Layout {
+pub struct GroupLayout {
     base: *mut u8,
     /// Bytes of a cell, all heads.
     stride: usize,
-    /// Layout of a stream.
+    /// Cells of a stream.
     cells: usize,
     /// Bytes of the row of one head.
     row_bytes: usize,
 }
 
-impl Layout {
+impl GroupLayout {
     /// Of the cache that a tensor is, or is a view of: all groups that its rows are in lie within that cache, or it is an
     /// error.
-    pub fn of(tensor: &Tensor, format: Delta) -> Result<Layout, String> {
+    pub fn of(tensor: &Tensor, format: Delta) -> Result<GroupLayout, String> {
         tensor.check("a cache")?;
         let (offset, stride, cells) = tensor.origin();
         let row_bytes = format.row_bytes();
@@ -76,12 +76,12 @@ impl Layout {
                 "a cache of {bytes} bytes: wanted whole streams of {cells} cells of {stride} bytes, all of which hold rows"
             ));
         }
-        Ok(Layout::new(tensor.data.wrapping_sub(offset), stride, cells, format))
+        Ok(GroupLayout::new(tensor.data.wrapping_sub(offset), stride, cells, format))
     }
 
     /// Of streams of `cells` cells of `stride` bytes, one after the other from `base` on.
-    pub fn new(base: *mut u8, stride: usize, cells: usize, format: Delta) -> Layout {
-        Layout { base, stride, cells, row_bytes: format.row_bytes() }
+    pub fn new(base: *mut u8, stride: usize, cells: usize, format: Delta) -> GroupLayout {
+        GroupLayout { base, stride, cells, row_bytes: format.row_bytes() }
     }
 
     /// The place of the row of one head that begins at `row`, and the number of its head and stream: writes to
@@ -313,7 +313,7 @@ pub fn decode(format: Delta, kernels: &'static Kernels, rows: &[u8], x: &mut [f3
 
 fn place_in(format: Delta, rows: *mut u8, bytes: usize, row: usize) -> Place {
     let stride = format.row_bytes();
-    let layout = Layout::new(rows, stride, bytes / stride, format);
+    let layout = GroupLayout::new(rows, stride, bytes / stride, format);
     layout.place(rows.wrapping_add(row * stride)).0
 }
 

@@ -57,8 +57,8 @@ fn error_of_family(family: &'static Family) -> f32 {
 
 fn error_of(member: Member) -> f32 {
     match member {
-        Member::Plain(p) if p.block == 1 => 0.0,
-        Member::Plain(p) => error_of_bits(p.bits_per_value() as u32),
+        Member::Native(p) if p.block == 1 => 0.0,
+        Member::Native(p) => error_of_bits(p.bits_per_value() as u32),
         Member::Ours(Entry::Family(f)) => error_of_family(f),
         Member::Ours(Entry::Concrete(c)) => error_of_family(c.family),
     }
@@ -101,7 +101,7 @@ pub fn raise(asked: Member, side: Side, layer: &Layer, weights: &Weights) -> Opt
     let guarded = match asked {
         Member::Ours(Entry::Family(f)) => f.bits <= MOST_BITS,
         Member::Ours(Entry::Concrete(c)) => c.family.bits <= MOST_BITS,
-        Member::Plain(_) => false,
+        Member::Native(_) => false,
     };
     if !guarded || side != Side::K {
         return None;

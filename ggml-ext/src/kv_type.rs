@@ -3,7 +3,7 @@
 #![warn(rustdoc::broken_intra_doc_links)]
 
 use crate::error::Error;
-use crate::spec::{registry, Layer, Member, Plain, Side, Spec, PLAIN};
+use crate::spec::{registry, Layer, Member, NativeType, Side, Spec, NATIVE};
 use crate::table::{self, Concrete, Entry, Family};
 use std::fmt;
 use std::str::FromStr;
@@ -43,19 +43,19 @@ use std::str::FromStr;
 /// # Ok::<(), ggml_ext::Error>(())
 /// ```
 #[derive(Clone, Copy)]
-pub struct KvType(Kind);
+pub struct KvType(Named);
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum Named {
     Family(&'static Family),
     Concrete(Concrete),
-    Native(&'static Plain),
+    Native(&'static NativeType),
     Spec(&'static Spec, i32),
 }
 
 impl KvType {
     /// Half-precision floats, llama.cpp's default.
-    pub const F16: KvType = KvType(Kind::Native(&PLAIN[1]));
+    pub const F16: KvType = KvType(Named::Native(&NATIVE[1]));
 
     /// All types that can be asked for by name, ggml's own first.
     ///
@@ -64,8 +64,8 @@ impl KvType {
     /// assert!(names.contains(&"f16".to_string()) && names.contains(&"srft4".to_string()));
     /// ```
     pub fn all() -> impl Iterator<Item = KvType> {
-        let natives = PLAIN.iter().map(Kind::Native);
-        natives.chain(table::families().iter().map(Kind::Family)).map(KvType)
+        let natives = NATIVE.iter().map(Named::Native);
+        natives.chain(table::families().iter().map(Named::Family)).map(KvType)
     }
 
     /// The type behind a number that ggml, a state file or a context's parameters hold.
@@ -77,15 +77,15 @@ impl KvType {
     /// assert_eq!(KvType::from_id(127), None);
     /// ```
     pub fn from_id(id: i32) -> Option<KvType> {
-        let spec = || registry::by_id(id).map(|spec| KvType(Kind::Spec(spec, id)));
+        let spec = || registry::by_id(id).map(|spec| KvType(Named::Spec(spec, id)));
         Member::by_id(id).map(KvType::from_member).or_else(spec)
     }
 
     fn from_member(member: Member) -> KvType {
         KvType(match member {
-            Member::Plain(p) => Kind::Native(p),
-            Member::Ours(Entry::Family(f)) => Kind::Family(f),
-            Member::Ours(Entry::Concrete(c)) => Kind::Concrete(c),
+            Member::Native(p) => Named::Native(p),
+            Member::Ours(Entry::Family(f)) => Named::Family(f),
+            Member::Ours(Entry::Concrete(c)) => Named::Concrete(c),
         })
     }
 
@@ -93,16 +93,16 @@ impl KvType {
     /// for this process alone.
     pub fn id(self) -> i32 {
         match self.0 {
-            Kind::Family(f) => f.id(),
-            Kind::Concrete(c) => c.id(),
-            Kind::Native(n) => n.id,
-            Kind::Spec(_, id) => id,
+            Named::Family(f) => f.id(),
+            Named::Concrete(c) => c.id(),
+            Named::Native(n) => n.id,
+            Named::Spec(_, id) => id,
         }
     }
 
     /// Is it one of this crate's types, not ggml's own?
     pub fn is_ours(self) -> bool {
-        !matches!(self.0, Kind::Native(_))
+        !matches!(self.0, Named::Native(_))
     }
 
     /// May it hold keys?
@@ -117,10 +117,10 @@ impl KvType {
 
     fn serves(self, side: Side) -> bool {
         match self.0 {
-            Kind::Family(f) => f.serves(side),
-            Kind::Concrete(c) => c.family.serves(side),
-            Kind::Native(_) => true,
-            Kind::Spec(spec, _) => spec.members().all(|m| KvType::from_member(m).serves(side)),
+            Named::Family(f) => f.serves(side),
+            Named::Concrete(c) => c.family.serves(side),
+            Named::Native(_) => true,
+            Named::Spec(spec, _) => spec.members().all(|m| KvType::from_member(m).serves(side)),
         }
     }
 
@@ -135,7 +135,7 @@ impl KvType {
     /// ```
     pub fn for_layer(self, index: usize, layers: usize, sliding: bool) -> KvType {
         match self.0 {
-            Kind::Spec(spec, _) => {
+            Named::Spec(spec, _) => {
                 KvType::from_member(spec.member(&Layer { index, n_layer: layers, head_size: 0, sliding }).0)
             }
             _ => self,
@@ -153,9 +153,9 @@ impl KvType {
     /// ```
     pub fn head_sizes(self) -> Vec<usize> {
         match self.0 {
-            Kind::Family(f) => f.head_sizes().to_vec(),
-            Kind::Concrete(c) => vec![c.head_size],
-            Kind::Native(_) | Kind::Spec(..) => Vec::new(),
+            Named::Family(f) => f.head_sizes().to_vec(),
+            Named::Concrete(c) => vec![c.head_size],
+            Named::Native(_) | Named::Spec(..) => Vec::new(),
         }
     }
 
@@ -167,7 +167,7 @@ impl KvType {
     /// Bytes of one head of one cell; None where that head size is not served, and for a spec, whose layers differ.
     pub fn row_bytes(self, head_size: usize) -> Option<usize> {
         match self.0 {
-            Kind::Native(n) => {
+            Named::Native(n) => {
                 (head_size > 0 && head_size.is_multiple_of(n.block)).then(|| head_size / n.block * n.bytes)
             }
             _ => self.concrete(head_size).map(Concrete::row_bytes),
@@ -189,16 +189,16 @@ impl KvType {
     /// ```
     pub fn at(self, head_size: usize) -> Option<KvType> {
         match self.0 {
-            Kind::Native(_) => self.serves_head_size(head_size).then_some(self),
-            _ => self.concrete(head_size).map(|c| KvType(Kind::Concrete(c))),
+            Named::Native(_) => self.serves_head_size(head_size).then_some(self),
+            _ => self.concrete(head_size).map(|c| KvType(Named::Concrete(c))),
         }
     }
 
     fn concrete(self, head_size: usize) -> Option<Concrete> {
         match self.0 {
-            Kind::Family(f) => f.at(head_size),
-            Kind::Concrete(c) => (c.head_size == head_size).then_some(c),
-            Kind::Native(_) | Kind::Spec(..) => None,
+            Named::Family(f) => f.at(head_size),
+            Named::Concrete(c) => (c.head_size == head_size).then_some(c),
+            Named::Native(_) | Named::Spec(..) => None,
         }
     }
 
@@ -211,7 +211,7 @@ impl KvType {
     /// Has a model of so many layers all that a spec names?
     pub(crate) fn check_layers(self, side: Side, layers: usize) -> Result<(), Error> {
         match self.0 {
-            Kind::Spec(spec, _) => spec.check(side, layers).map_err(Error::new),
+            Named::Spec(spec, _) => spec.check(side, layers).map_err(Error::new),
             _ => Ok(()),
         }
     }
@@ -220,8 +220,8 @@ impl KvType {
     pub(crate) fn row_bytes_or_error(self, head_size: usize) -> Result<usize, Error> {
         self.row_bytes(head_size).ok_or_else(|| {
             let what = match self.0 {
-                Kind::Spec(..) => return Error::new(format!("{self} has a type a layer: take one of them")),
-                Kind::Native(n) => format!("multiples of {}", n.block),
+                Named::Spec(..) => return Error::new(format!("{self} has a type a layer: take one of them")),
+                Named::Native(n) => format!("multiples of {}", n.block),
                 _ => self.head_sizes().iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             };
             Error::new(format!("{self} does not serve head size {head_size} (it serves {what})"))
@@ -241,10 +241,10 @@ impl FromStr for KvType {
 impl fmt::Display for KvType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Kind::Family(family) => f.pad(family.name),
-            Kind::Concrete(c) => f.pad(&c.name()),
-            Kind::Native(n) => f.pad(n.name),
-            Kind::Spec(spec, _) => f.pad(spec.text()),
+            Named::Family(family) => f.pad(family.name),
+            Named::Concrete(c) => f.pad(&c.name()),
+            Named::Native(n) => f.pad(n.name),
+            Named::Spec(spec, _) => f.pad(spec.text()),
         }
     }
 }
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn every_name_and_id_finds_its_type_again() {
-        let concrete = table::concrete().map(|c| KvType(Kind::Concrete(c)));
+        let concrete = table::concrete().map(|c| KvType(Named::Concrete(c)));
         let spec = "srft4,0-1=srft8,-1=f16".parse::<KvType>().unwrap();
         for t in KvType::all().chain(concrete).chain([spec]) {
             assert_eq!(t.to_string().parse::<KvType>().unwrap(), t);

@@ -7,7 +7,7 @@
 use crate::codec::delta::Delta;
 use crate::codec::format::RowFormat;
 use crate::codec::plain::Plain;
-use crate::groups::{self, Layout, Walker};
+use crate::groups::{self, GroupLayout, Walker};
 use crate::isa::{kernels, Kernels};
 use crate::lanes::Lanes;
 use crate::rotation::MAX_HEAD;
@@ -77,7 +77,7 @@ pub fn check_set_rows(dst: &Tensor, src: &Tensor, rows: &Tensor) -> Result<Concr
     rows.check("the row indices of SET_ROWS")?;
     rows.check_apart("the row indices of SET_ROWS")?;
     if let Some(f) = c.format().grouped() {
-        Layout::of(dst, f)?;
+        GroupLayout::of(dst, f)?;
     }
     Ok(c)
 }
@@ -140,7 +140,7 @@ pub unsafe fn set_rows(
             }
         }
         Some(f) => {
-            let (layout, mut walker) = (Layout::of(dst, f)?, Walker::new(f, kernels));
+            let (layout, mut walker) = (GroupLayout::of(dst, f)?, Walker::new(f, kernels));
             for unit in 0..heads * rows_of_src {
                 let (from, to) = find(unit % rows_of_src, unit / rows_of_src)?;
                 let (place, lane) = layout.place(to);
@@ -189,7 +189,7 @@ pub fn check_get_rows(dst: &Tensor, src: &Tensor, rows: &Tensor) -> Result<Concr
     src.check("the source of GET_ROWS")?;
     rows.check("the row indices of GET_ROWS")?;
     if let Some(f) = c.format().grouped() {
-        Layout::of(src, f)?;
+        GroupLayout::of(src, f)?;
     }
     Ok(c)
 }
@@ -229,7 +229,7 @@ pub unsafe fn get_rows(dst: &Tensor, src: &Tensor, rows: &Tensor, ith: usize, nt
     let heads = src.n(0) / c.head_size;
     let total = dst.rows();
     let mut walker = match format.grouped() {
-        Some(f) => Some((Layout::of(src, f)?, Walker::new(f, kernels))),
+        Some(f) => Some((GroupLayout::of(src, f)?, Walker::new(f, kernels))),
         None => None,
     };
     // One head after the other: neighbours in a group are then read one after the other.
@@ -291,7 +291,7 @@ pub fn check_copy(dst: &Tensor, src: &Tensor) -> Result<Concrete, String> {
     src.check("the source of a copy")?;
     if let Some(f) = c.format().grouped() {
         for t in [dst, src].into_iter().filter(|t| t.concrete().is_some() && t.values() != Some(0)) {
-            Layout::of(t, f)?;
+            GroupLayout::of(t, f)?;
         }
     }
     Ok(c)
@@ -349,7 +349,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
             }
         }
         (Some(_), None, Some(f)) => {
-            let layout = Layout::of(dst, f)?;
+            let layout = GroupLayout::of(dst, f)?;
             let mut walkers = walkers(dst, f, kernels);
             for unit in 0..units {
                 // SAFETY: a unit within both shapes, of a lane that is this thread's alone.
@@ -373,7 +373,7 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
             }
         }
         (_, _, Some(f)) => {
-            let layout = Layout::of(src, f)?;
+            let layout = GroupLayout::of(src, f)?;
             let mut walkers = walkers(src, f, kernels);
             for unit in share(units, ith, nth) {
                 // SAFETY: a unit within both shapes; kernels run on the CPU they were chosen for.

@@ -26,7 +26,7 @@
 
 use crate::codec::delta::GROUP_CELLS;
 use crate::codec::format::RowFormat;
-use crate::groups::{self, Layout, Walker};
+use crate::groups::{self, GroupLayout, Walker};
 use crate::isa;
 use crate::rotation::Rotation;
 use crate::spec::Member;
@@ -47,7 +47,7 @@ const MAX_BODY: usize = 1 << 28;
 
 /// One side of a layer: how its rows are coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Side {
+pub struct StateSide {
     /// The type of the tensor; -1 where there is none.
     pub kind: i32,
     /// Values of a cell, all heads.
@@ -64,19 +64,19 @@ pub struct Side {
     pub signs: u64,
 }
 
-impl Side {
+impl StateSide {
     /// No tensor.
-    pub const NONE: Side =
-        Side { kind: -1, values: 0, row_bytes: 0, head_size: 0, version: 0, group_cells: 0, signs: 0 };
+    pub const NONE: StateSide =
+        StateSide { kind: -1, values: 0, row_bytes: 0, head_size: 0, version: 0, group_cells: 0, signs: 0 };
 
-    /// As this library codes rows of that type; [`Side::NONE`] for a negative one.
-    pub fn new(kind: i32, values: u32, row_bytes: u64) -> Side {
+    /// As this library codes rows of that type; [`StateSide::NONE`] for a negative one.
+    pub fn new(kind: i32, values: u32, row_bytes: u64) -> StateSide {
         if kind < 0 {
-            return Side::NONE;
+            return StateSide::NONE;
         }
-        let plain = Side { kind, values, row_bytes, ..Side::NONE };
+        let plain = StateSide { kind, values, row_bytes, ..StateSide::NONE };
         match concrete(kind) {
-            Some(c) => Side {
+            Some(c) => StateSide {
                 head_size: c.head_size as u32,
                 version: c.version(),
                 group_cells: c.group_cells() as u32,
@@ -109,9 +109,9 @@ pub struct Layer {
     /// Its number in the model.
     pub index: u32,
     /// Keys.
-    pub k: Side,
+    pub k: StateSide,
     /// Values.
-    pub v: Side,
+    pub v: StateSide,
 }
 
 /// Cells from..to of a stream.
@@ -128,7 +128,7 @@ pub struct Range {
 
 /// A cache, or what a state holds of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cache {
+pub struct StateCache {
     /// Streams.
     pub streams: u32,
     /// Cells of a stream.
@@ -143,7 +143,7 @@ pub struct Cache {
     pub ranges: Vec<Range>,
 }
 
-impl Cache {
+impl StateCache {
     /// The value of `flags`.
     pub fn flags(v_transposed: bool, rotated: bool) -> u32 {
         (if v_transposed { V_TRANSPOSED } else { 0 }) | (if rotated { ROTATED } else { 0 })
@@ -169,7 +169,7 @@ pub struct Header {
     /// Bytes of rows.
     pub data_bytes: u64,
     /// In the order of writing.
-    pub caches: Vec<Cache>,
+    pub caches: Vec<StateCache>,
 }
 
 /// FNV-1a: a flipped bit always shows.
@@ -192,7 +192,7 @@ impl Out {
         self.0.extend(x.to_le_bytes());
     }
 
-    fn side(&mut self, s: &Side) {
+    fn side(&mut self, s: &StateSide) {
         self.u32(s.kind as u32);
         self.u32(s.values);
         self.u64(s.row_bytes);
@@ -229,8 +229,8 @@ impl In<'_> {
         Ok(n)
     }
 
-    fn side(&mut self) -> Result<Side, String> {
-        Ok(Side {
+    fn side(&mut self) -> Result<StateSide, String> {
+        Ok(StateSide {
             kind: self.u32()? as i32,
             values: self.u32()?,
             row_bytes: self.u64()?,
@@ -241,7 +241,7 @@ impl In<'_> {
         })
     }
 
-    fn cache(&mut self) -> Result<Cache, String> {
+    fn cache(&mut self) -> Result<StateCache, String> {
         let (streams, cells, sequences, flags) = (self.u32()?, self.u32()?, self.u32()?, self.u32()?);
         let layers = (0..self.count(76)?)
             .map(|_| Ok(Layer { index: self.u32()?, k: self.side()?, v: self.side()? }))
@@ -257,7 +257,7 @@ impl In<'_> {
             }
             before = Some(*r);
         }
-        Ok(Cache { streams, cells, sequences, flags, layers, ranges })
+        Ok(StateCache { streams, cells, sequences, flags, layers, ranges })
     }
 }
 
@@ -363,8 +363,8 @@ fn differ<T: PartialEq + std::fmt::Display>(what: &str, state: Option<T>, cache:
     }
 }
 
-impl Side {
-    fn check(&self, cache: &Side, layer: u32, side: char) -> Result<(), String> {
+impl StateSide {
+    fn check(&self, cache: &StateSide, layer: u32, side: char) -> Result<(), String> {
         if self == cache {
             return Ok(());
         }
@@ -390,7 +390,7 @@ impl Side {
     }
 }
 
-impl Cache {
+impl StateCache {
     /// Cells of each stream that has some. By the ranges that there are: a header may say any number of streams.
     fn stream_cells(&self) -> BTreeMap<u32, u64> {
         let mut res = BTreeMap::new();
@@ -400,7 +400,7 @@ impl Cache {
         res
     }
 
-    fn check(&self, live: &Cache, whole: bool) -> Result<(), String> {
+    fn check(&self, live: &StateCache, whole: bool) -> Result<(), String> {
         let same = |what: &str, state: usize, cache: usize| match state == cache {
             true => Ok(()),
             false => Err(format!("it has {state} {what}, this context has {cache}")),
@@ -459,7 +459,7 @@ pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], 
         return Err(format!("cell {cell} is outside of the cache"));
     }
     let stride = heads * c.row_bytes();
-    let layout = |rows: Rows| Layout::new(rows.data, stride, rows.cells, format);
+    let layout = |rows: Rows| GroupLayout::new(rows.data, stride, rows.cells, format);
     let (reads, writes) = (layout(src), layout(dst));
     let mut key = vec![0.0f32; c.head_size];
     for head in 0..heads {
@@ -490,7 +490,7 @@ pub unsafe fn keep(id: i32, heads: usize, rows: Rows, keep: &[bool]) -> Result<(
         return Err(format!("there are {} flags for {} cells", keep.len(), rows.cells));
     }
     let stride = heads * c.row_bytes();
-    let layout = Layout::new(rows.data, stride, rows.cells, format);
+    let layout = GroupLayout::new(rows.data, stride, rows.cells, format);
     for (group, keep) in keep.chunks(GROUP_CELLS).enumerate() {
         let bits = keep.iter().enumerate().fold(0u64, |bits, (i, &keep)| bits | u64::from(keep) << i);
         for head in 0..heads {

@@ -86,7 +86,7 @@ pub use spec::Side;
 
 /// Is it one of llama.cpp's own, or a spec of nothing else?
 pub fn is_upstream(text: &str) -> bool {
-    spec::parse(text).is_ok_and(|spec| spec.members().all(|member| matches!(member, Member::Plain(_))))
+    spec::parse(text).is_ok_and(|spec| spec.members().all(|member| matches!(member, Member::Native(_))))
 }
 
 /// The pieces of a list of cache types or pairs of them: what has a '=' belongs to the spec before it.

@@ -33,7 +33,7 @@ use crate::tensor::Tensor;
 use memory::BlockShape;
 use queries::QueryRows;
 use side::KvSide;
-use split::{Rows, Shared, Split, Work};
+use split::{Rows, SharedPanel, Split, Work};
 use tile::{RowState, Scratch, Tile, TileShape};
 
 pub use run::{run, step, work_size};
@@ -76,7 +76,7 @@ pub struct Attention<'a> {
     mask: Option<&'a Tensor>,
     sinks: Option<&'a Tensor>,
     /// Query heads that share a KV head.
-    group: usize,
+    heads_per_kv: usize,
     kernels: &'static Kernels,
 }
 
@@ -90,7 +90,7 @@ pub enum Phase {
 }
 
 /// The parts of the work memory, which threads have equally much of.
-struct Layout {
+struct WorkLayout {
     /// Of the tiles of a panel.
     tile: TileShape,
     /// Bytes before a thread's partial results.
@@ -101,7 +101,7 @@ struct Layout {
     slot: usize,
 }
 
-impl Layout {
+impl WorkLayout {
     /// # Safety
     /// `work` has the bytes of all threads and 64 for the alignment.
     unsafe fn thread(&self, work: *mut u8, thread: usize) -> *mut u8 {
@@ -112,7 +112,7 @@ impl Layout {
     /// The partial result of row `index` of a panel.
     ///
     /// # Safety
-    /// As [`Layout::thread`].
+    /// As [`WorkLayout::thread`].
     unsafe fn partial(&self, work: *mut u8, thread: usize, slot: usize, index: usize) -> *mut f32 {
         let at = slot * self.slot + index * (2 + self.tile.v);
         // SAFETY: the caller's promise.
@@ -167,7 +167,7 @@ impl<'a> Attention<'a> {
             )?;
             s.check("the sinks")?;
         }
-        Ok(Attention { op, k: k_side, v: v_side, mask, sinks, group: q.n(2) / k.n(2), kernels })
+        Ok(Attention { op, k: k_side, v: v_side, mask, sinks, heads_per_kv: q.n(2) / k.n(2), kernels })
     }
 
     /// Is the memory of all tensors there?
@@ -190,9 +190,9 @@ impl<'a> Attention<'a> {
         self.op.q.n(3)
     }
 
-    /// Query rows of a KV head and stream: row r is token r / group, head r % group.
+    /// Query rows of a KV head and stream: row r is token r / heads_per_kv, head r % heads_per_kv.
     fn rows(&self) -> usize {
-        self.queries() * self.group
+        self.queries() * self.heads_per_kv
     }
 
     fn split(&self, threads: usize) -> Split {
@@ -231,12 +231,12 @@ impl<'a> Attention<'a> {
     }
 
     /// Where a thread's buffers lie: those of the block at hand, tiles, two panels of partial results.
-    fn layout(&self, split: &Split) -> Layout {
+    fn layout(&self, split: &Split) -> WorkLayout {
         let tile = self.tile_shape(split.tile_rows());
         let partials = tile.scratch_bytes() + split.tiles() * tile.tile_bytes();
         let slots = if split.shares_panels() { 2 } else { 0 };
         let bytes = partials + self.partial_bytes(slots * split.tiles() * tile.rows);
-        Layout { tile, partials, bytes, slot: split.tiles() * tile.rows * self.partial_len() }
+        WorkLayout { tile, partials, bytes, slot: split.tiles() * tile.rows * self.partial_len() }
     }
 
     /// Bytes that [`Attention::compute`] and [`Attention::finish`] need, for all threads together.
@@ -298,7 +298,7 @@ impl<'a> Attention<'a> {
     /// (query head, token) of row r of a tile.
     fn place(&self, rows: &Rows, r: usize) -> (usize, usize) {
         let row = rows.rows.start + r;
-        (rows.kv_head * self.group + row % self.group, row / self.group)
+        (rows.kv_head * self.heads_per_kv + row % self.heads_per_kv, row / self.heads_per_kv)
     }
 
     /// What is left when all threads have computed: merging the partial results.
@@ -337,7 +337,7 @@ impl<'a> Attention<'a> {
     }
 
     /// The rows that a thread merges: panel, place among the panel's partial results, head and token.
-    fn merged(&self, split: &Split, ith: usize, nth: usize, mut take: impl FnMut(&Shared, usize, usize, usize)) {
+    fn merged(&self, split: &Split, ith: usize, nth: usize, mut take: impl FnMut(&SharedPanel, usize, usize, usize)) {
         let mut next = ith;
         for shared in split.shared() {
             let count = shared.panel.rows.len();

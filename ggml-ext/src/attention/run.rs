@@ -74,10 +74,10 @@ unsafe fn step_with(
 }
 
 /// What threads share: the op, and the work memory of which each writes its own part.
-struct Shared<'a>(&'a AttentionOp<'a>, *mut u8, usize);
+struct ThreadOp<'a>(&'a AttentionOp<'a>, *mut u8, usize);
 
 // SAFETY: the op's tensors outlive the threads; each thread writes its own part of the result and of the memory.
-unsafe impl Sync for Shared<'_> {}
+unsafe impl Sync for ThreadOp<'_> {}
 
 /// The whole op, on so many threads of its own.
 ///
@@ -93,10 +93,10 @@ pub unsafe fn run(op: &AttentionOp, threads: usize) -> Result<(), String> {
 unsafe fn run_with(op: &AttentionOp, threads: usize, share: fn(Phase) -> Share) -> Result<(), String> {
     let threads = threads.max(1);
     let mut work = vec![0u8; work_size(op, threads)?];
-    let shared = &Shared(op, work.as_mut_ptr(), work.len());
+    let shared = &ThreadOp(op, work.as_mut_ptr(), work.len());
     for phase in [Phase::Compute, Phase::Finish] {
         let one = move |ith: usize| {
-            let Shared(op, work, size) = shared;
+            let ThreadOp(op, work, size) = shared;
             // SAFETY: the caller's promise; all threads of a phase are done before the next begins.
             unsafe { step_with(op, phase, ith, threads, *work, *size, share(phase)) }
         };

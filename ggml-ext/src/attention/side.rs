@@ -5,7 +5,7 @@ use crate::codec::format::{RowFormat, Scorer};
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::{Blocks, Plain, BLOCK};
 use crate::domain::Domain;
-use crate::groups::Layout;
+use crate::groups::GroupLayout;
 use crate::isa::{padded, Kernels, LevelBlock, Role};
 use crate::room::Room;
 use crate::rotation::MAX_HEAD;
@@ -59,7 +59,7 @@ fn check_groups(tensor: &Tensor, c: Concrete, format: Delta, name: &str) -> Resu
     if name != "K" {
         return Err(format!("{} is not for {name}: {}", c.name(), c.family.sides.refusal()));
     }
-    Layout::of(tensor, format)?;
+    GroupLayout::of(tensor, format)?;
     let heads = tensor.n(2).saturating_sub(1).saturating_mul(tensor.nb[2]);
     // All heads are of one cell, and all streams begin at the same one. Heads may be described as streams (MiniMax-M3).
     let heads_end = (offset % row_bytes + format.row_bytes()).saturating_add(heads);

@@ -111,14 +111,14 @@ pub(super) struct Piece {
 
 /// A panel of several threads.
 #[derive(Clone, Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedPanel {
     pub panel: Panel,
     pub threads: Range<usize>,
     /// Slot of the first thread; all others have the panel first.
     first_slot: usize,
 }
 
-impl Shared {
+impl SharedPanel {
     pub fn slot(&self, thread: usize) -> usize {
         if thread == self.threads.start {
             self.first_slot
@@ -255,7 +255,7 @@ impl Split {
     }
 
     /// The panels of several threads: a share ends within each.
-    pub fn shared(&self) -> impl Iterator<Item = Shared> + '_ {
+    pub fn shared(&self) -> impl Iterator<Item = SharedPanel> + '_ {
         let mut last = None;
         (1..self.threads).filter_map(move |thread| {
             let end = self.share(thread).start;
@@ -267,7 +267,7 @@ impl Split {
             let first = self.thread_of(number * self.parts);
             let threads = first..self.thread_of((number + 1) * self.parts - 1) + 1;
             let first_slot = (self.share(first).start / self.parts != number) as usize;
-            Some(Shared { panel: self.panel(number), threads, first_slot })
+            Some(SharedPanel { panel: self.panel(number), threads, first_slot })
         })
     }
 }
@@ -314,8 +314,8 @@ mod tests {
     const MODELS: [(usize, usize); 5] = [(8, 8), (3, 3), (2, 6), (1, 128), (32, 1)];
     const THREADS: [usize; 12] = [1, 2, 3, 6, 7, 16, 24, 48, 64, 100, 128, 256];
 
-    fn work((heads, group): (usize, usize), tokens: usize, cells: usize) -> Work {
-        Work { streams: 1, heads, rows: group * tokens, most_rows: 128, tokens, cells, masked: true }
+    fn work((heads, heads_per_kv): (usize, usize), tokens: usize, cells: usize) -> Work {
+        Work { streams: 1, heads, rows: heads_per_kv * tokens, most_rows: 128, tokens, cells, masked: true }
     }
 
     fn token_counts() -> impl Iterator<Item = usize> + Clone {
@@ -387,10 +387,10 @@ mod tests {
     /// Of each thread, in units of a query row and block.
     fn times(work: Work, threads: usize) -> Vec<f64> {
         let split = Split::new(work, threads);
-        let group = work.rows / work.tokens;
+        let heads_per_kv = work.rows / work.tokens;
         let time = |piece: Piece| {
             let Panel { heads, rows, .. } = piece.panel.clone();
-            let last = (rows.end - 1) / group;
+            let last = (rows.end - 1) / heads_per_kv;
             // The queries are those of the last cells.
             let seen = (work.cells + last + 1).saturating_sub(work.tokens);
             let blocks = split.blocks(&piece).filter(|block| block * CELLS < seen).count();

@@ -75,19 +75,19 @@ pub struct CState {
 impl CStateCache {
     /// # Safety
     /// The arrays are as long as said.
-    unsafe fn cache(&self) -> state::Cache {
+    unsafe fn cache(&self) -> state::StateCache {
         let layer = |l: &CStateLayer| state::Layer {
             index: l.index,
-            k: state::Side::new(l.type_k, l.n_k, l.bytes_k),
-            v: state::Side::new(l.type_v, l.n_v, l.bytes_v),
+            k: state::StateSide::new(l.type_k, l.n_k, l.bytes_k),
+            v: state::StateSide::new(l.type_v, l.n_v, l.bytes_v),
         };
         // SAFETY: the caller's promise.
         let (layers, ranges) = unsafe { (slice(self.layers, self.n_layers), slice(self.ranges, self.n_ranges)) };
-        state::Cache {
+        state::StateCache {
             streams: self.streams,
             cells: self.cells,
             sequences: self.sequences,
-            flags: state::Cache::flags(self.v_transposed, self.rotated),
+            flags: state::StateCache::flags(self.v_transposed, self.rotated),
             layers: layers.iter().map(layer).collect(),
             ranges: ranges.to_vec(),
         }

@@ -41,7 +41,7 @@ impl Cache {
 
     fn place(&self, cell: usize, head: usize) -> Place {
         let (row, base) = (self.format.row_bytes(), self.bytes.as_ptr().cast_mut());
-        let layout = Layout { base, stride: HEADS * row, cells: self.cells, row_bytes: row };
+        let layout = GroupLayout { base, stride: HEADS * row, cells: self.cells, row_bytes: row };
         let (place, lane) = layout.place(base.wrapping_add((cell * HEADS + head) * row));
         assert_eq!(lane, head);
         place

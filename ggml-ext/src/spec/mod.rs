@@ -29,7 +29,7 @@ use std::fmt;
 
 /// A cache type of ggml's own.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Plain {
+pub struct NativeType {
     /// As llama.cpp's tools name it.
     pub name: &'static str,
     /// ggml's id.
@@ -41,22 +41,22 @@ pub struct Plain {
 }
 
 /// What llama.cpp itself takes for a cache.
-pub static PLAIN: [Plain; 9] = [
-    Plain { name: "f32", id: 0, block: 1, bytes: 4 },
-    Plain { name: "f16", id: 1, block: 1, bytes: 2 },
-    Plain { name: "bf16", id: 30, block: 1, bytes: 2 },
-    Plain { name: "q8_0", id: 8, block: 32, bytes: 34 },
-    Plain { name: "q5_1", id: 7, block: 32, bytes: 24 },
-    Plain { name: "q5_0", id: 6, block: 32, bytes: 22 },
-    Plain { name: "q4_1", id: 3, block: 32, bytes: 20 },
-    Plain { name: "q4_0", id: 2, block: 32, bytes: 18 },
-    Plain { name: "iq4_nl", id: 20, block: 32, bytes: 18 },
+pub static NATIVE: [NativeType; 9] = [
+    NativeType { name: "f32", id: 0, block: 1, bytes: 4 },
+    NativeType { name: "f16", id: 1, block: 1, bytes: 2 },
+    NativeType { name: "bf16", id: 30, block: 1, bytes: 2 },
+    NativeType { name: "q8_0", id: 8, block: 32, bytes: 34 },
+    NativeType { name: "q5_1", id: 7, block: 32, bytes: 24 },
+    NativeType { name: "q5_0", id: 6, block: 32, bytes: 22 },
+    NativeType { name: "q4_1", id: 3, block: 32, bytes: 20 },
+    NativeType { name: "q4_0", id: 2, block: 32, bytes: 18 },
+    NativeType { name: "iq4_nl", id: 20, block: 32, bytes: 18 },
 ];
 
-impl Plain {
+impl NativeType {
     /// ggml's type of that id, if a cache may have it.
-    pub fn by_id(id: i32) -> Option<&'static Plain> {
-        PLAIN.iter().find(|p| p.id == id)
+    pub fn by_id(id: i32) -> Option<&'static NativeType> {
+        NATIVE.iter().find(|p| p.id == id)
     }
 
     /// Bits per value, scales included.
@@ -91,7 +91,7 @@ impl Family {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Member {
     /// ggml's.
-    Plain(&'static Plain),
+    Native(&'static NativeType),
     /// Ours.
     Ours(Entry),
 }
@@ -99,19 +99,19 @@ pub enum Member {
 impl Member {
     /// The type of that name, ggml's or ours.
     pub fn by_name(name: &str) -> Option<Member> {
-        let plain = PLAIN.iter().find(|p| p.name == name).map(Member::Plain);
+        let plain = NATIVE.iter().find(|p| p.name == name).map(Member::Native);
         plain.or_else(|| table::by_name(name).map(Member::Ours))
     }
 
     /// The type of that id, ggml's or ours.
     pub fn by_id(id: i32) -> Option<Member> {
-        Plain::by_id(id).map(Member::Plain).or_else(|| table::by_id(id).map(Member::Ours))
+        NativeType::by_id(id).map(Member::Native).or_else(|| table::by_id(id).map(Member::Ours))
     }
 
     /// Its id.
     pub fn id(self) -> i32 {
         match self {
-            Member::Plain(p) => p.id,
+            Member::Native(p) => p.id,
             Member::Ours(Entry::Family(f)) => f.id(),
             Member::Ours(Entry::Concrete(c)) => c.id(),
         }
@@ -120,7 +120,7 @@ impl Member {
     /// Its name.
     pub fn name(self) -> String {
         match self {
-            Member::Plain(p) => p.name.into(),
+            Member::Native(p) => p.name.into(),
             Member::Ours(Entry::Family(f)) => f.name.into(),
             Member::Ours(Entry::Concrete(c)) => c.name(),
         }
@@ -128,13 +128,13 @@ impl Member {
 
     /// Are its values in blocks with a scale?
     pub fn is_quantized(self) -> bool {
-        !matches!(self, Member::Plain(Plain { block: 1, .. }))
+        !matches!(self, Member::Native(NativeType { block: 1, .. }))
     }
 
     /// Bits per value; for a family, those of head size 128.
     pub fn bits_per_value(self) -> f64 {
         match self {
-            Member::Plain(p) => p.bits_per_value(),
+            Member::Native(p) => p.bits_per_value(),
             Member::Ours(Entry::Family(f)) => f.at(128).map_or(0.0, Concrete::bits_per_value),
             Member::Ours(Entry::Concrete(c)) => c.bits_per_value(),
         }
@@ -151,7 +151,7 @@ impl Member {
     /// Is it for this side of the cache?
     pub fn check_side(self, side: Side) -> Result<(), String> {
         let family = match self {
-            Member::Plain(_) => return Ok(()),
+            Member::Native(_) => return Ok(()),
             Member::Ours(Entry::Family(f)) => f,
             Member::Ours(Entry::Concrete(c)) => c.family,
         };
@@ -173,8 +173,8 @@ impl Member {
         let heads = |f: &Family| f.head_sizes().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let ggml = if head_size % 32 == 0 { "f16, bf16, q8_0 or q4_0" } else { "f16 or bf16" };
         match self {
-            Member::Plain(p) if head_size % p.block == 0 => Ok(p.id),
-            Member::Plain(p) => Err(format!(
+            Member::Native(p) if head_size % p.block == 0 => Ok(p.id),
+            Member::Native(p) => Err(format!(
                 "layer {index}: {side} cache type {} has blocks of {}, which do not divide this layer's head size {head_size}; use {ggml} for {side} here",
                 p.name, p.block
             )),
@@ -198,7 +198,7 @@ impl Member {
 
 /// "srft8, srft4, … and of ggml's f32, f16, …"
 pub fn names() -> String {
-    let plain: Vec<_> = PLAIN.iter().map(|p| p.name).collect();
+    let plain: Vec<_> = NATIVE.iter().map(|p| p.name).collect();
     format!("{}, and of ggml's own {}", table::family_names(), plain.join(", "))
 }
 

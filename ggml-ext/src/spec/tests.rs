@@ -144,7 +144,7 @@ fn ids_do_not_meet() {
         assert!(c.id() < SPEC_BASE);
     }
     assert!(table::families().iter().all(|f| f.id() < SPEC_BASE));
-    assert!(PLAIN.iter().all(|p| p.id < table::ID_BASE));
+    assert!(NATIVE.iter().all(|p| p.id < table::ID_BASE));
 }
 
 #[test]

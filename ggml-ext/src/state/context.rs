@@ -12,7 +12,7 @@
 //!
 //! Models with recurrent layers write states of those too, of which no header tells. What comes behind them is bounded only.
 
-use super::{body_bytes, checksum, Cache, Header, In, V_TRANSPOSED};
+use super::{body_bytes, checksum, Header, In, StateCache, V_TRANSPOSED};
 
 /// Metadata of recurrent states: a few numbers for each sequence and layer.
 const OTHERS_META_BYTES: u64 = 16 << 20;
@@ -111,7 +111,7 @@ impl Context {
     }
 }
 
-impl Cache {
+impl StateCache {
     /// Of what llama.cpp writes of the cells, at least and at most: a cell of a whole context may be in several sequences.
     fn meta_bytes(&self, extension: u32, one_sequence: bool) -> [u128; 2] {
         let streams = self.stream_cells();
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     /// What llama.cpp writes of the cells; cell i is in the sequences that `sequences` tells.
-    fn meta_of(cache: &Cache, extension: usize, sequences: impl Fn(u64) -> Vec<u32>) -> Vec<u8> {
+    fn meta_of(cache: &StateCache, extension: usize, sequences: impl Fn(u64) -> Vec<u32>) -> Vec<u8> {
         let mut out = Out(Vec::new());
         out.u32(cache.streams);
         for stream in 0..cache.streams {
@@ -252,7 +252,7 @@ mod tests {
     const EXTENSION: u32 = 12;
 
     /// 67 cells from 3 on and cell 80, in two groups of 64 of which the second is whole.
-    fn data_of(cache: &Cache, k_rows: u64) -> u64 {
+    fn data_of(cache: &StateCache, k_rows: u64) -> u64 {
         cache.layers.iter().map(|l| k_rows * l.k.row_bytes + 68 * l.v.row_bytes).sum()
     }
 
@@ -395,7 +395,7 @@ mod tests {
         let mut state = cache("delta4_64", "srft4_64");
         state.flags = V_TRANSPOSED;
         for layer in &mut state.layers {
-            layer.v = super::super::Side::new(1, 128, 256); // f16
+            layer.v = super::super::StateSide::new(1, 128, 256); // f16
         }
         let mut target = target();
         target.live.caches[0].flags = V_TRANSPOSED;

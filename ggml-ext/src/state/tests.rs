@@ -6,15 +6,15 @@ use crate::codec::format::RowFormat;
 use crate::random::Noise;
 use proptest::prelude::*;
 
-fn side(name: &str, heads: u32) -> Side {
+fn side(name: &str, heads: u32) -> StateSide {
     let Some(Entry::Concrete(c)) = table::by_name(name) else { panic!("{name}") };
-    Side::new(c.id(), heads * c.head_size as u32, u64::from(heads) * c.row_bytes() as u64)
+    StateSide::new(c.id(), heads * c.head_size as u32, u64::from(heads) * c.row_bytes() as u64)
 }
 
-pub(super) fn cache(k: &str, v: &str) -> Cache {
+pub(super) fn cache(k: &str, v: &str) -> StateCache {
     let layer = |index| Layer { index, k: side(k, 2), v: side(v, 2) };
     let ranges = vec![Range { stream: 0, from: 3, to: 70 }, Range { stream: 0, from: 80, to: 81 }];
-    Cache { streams: 1, cells: 256, sequences: 2, flags: 0, layers: vec![layer(0), layer(1)], ranges }
+    StateCache { streams: 1, cells: 256, sequences: 2, flags: 0, layers: vec![layer(0), layer(1)], ranges }
 }
 
 fn header(k: &str, v: &str) -> Header {
@@ -107,7 +107,7 @@ fn what_differs_is_named() {
     refused(&|s| s.caches[0].layers.truncate(1), &["1 layers"]);
     refused(&|s| s.caches[0].layers[1].index = 7, &["layer 7"]);
     refused(&|s| s.caches[0].layers[1].k = side("delta3_64", 2), &["layer 1, K", "delta3_64", "delta4_64"]);
-    refused(&|s| s.caches[0].layers[1].v = Side::NONE, &["layer 1, V", "none", "srft4_64"]);
+    refused(&|s| s.caches[0].layers[1].v = StateSide::NONE, &["layer 1, V", "none", "srft4_64"]);
     refused(&|s| s.caches[0].layers[0].v.kind = 4711, &["type 4711", "srft4_64"]);
     refused(&|s| s.caches[0].layers[0].v.version = 2, &["version of the tables 2", "1 here"]);
     refused(&|s| s.caches[0].layers[0].k.signs ^= 1, &["signs of the rotation"]);
@@ -334,7 +334,7 @@ fn an_i_frame_of_others_is_replaced() {
         let key = vec![0.5f32; f.size()];
         for head in 0..HEADS {
             let row = bytes.as_mut_ptr().wrapping_add(head * f.row_bytes());
-            let layout = Layout::new(bytes.as_mut_ptr(), HEADS * f.row_bytes(), GROUP_CELLS, f);
+            let layout = GroupLayout::new(bytes.as_mut_ptr(), HEADS * f.row_bytes(), GROUP_CELLS, f);
             // SAFETY: a row of this test's cache.
             unsafe { Walker::new(f, isa::kernels()).write(layout.place(row).0, &key) };
         }

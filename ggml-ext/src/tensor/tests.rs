@@ -4,7 +4,7 @@ use super::*;
 use crate::attention::side::KvSide;
 use crate::codec::delta::Delta;
 use crate::codec::format::RowFormat;
-use crate::groups::Layout;
+use crate::groups::GroupLayout;
 
 const HEADS: usize = 3;
 const CELLS: usize = 100;
@@ -49,8 +49,8 @@ fn view(first: usize, cells: usize) -> Tensor {
     }
 }
 
-fn layout(t: &Tensor) -> Result<Layout, String> {
-    Layout::of(t, delta().1)
+fn layout(t: &Tensor) -> Result<GroupLayout, String> {
+    GroupLayout::of(t, delta().1)
 }
 
 #[test]
