@@ -26,7 +26,7 @@ const WHEELS: [Pin; 5] = [
 /// How far kernels are compiled.
 #[derive(Clone, Copy, Debug)]
 pub enum Depth {
-    /// To PTX, which checks all but the instructions of inline assembly.
+    /// To PTX for one GPU, which checks all but the instructions of inline assembly and the code for others.
     Ptx,
     /// To the machine code of the oldest and of the newest GPU too.
     Ends,
@@ -35,17 +35,17 @@ pub enum Depth {
 }
 
 impl Depth {
-    fn targets(self) -> [(&'static str, &'static str); 3] {
+    fn targets(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Depth::Ptx => [("compute_75", "compute_75"), ("compute_80", "compute_80"), ("compute_90", "compute_90")],
-            Depth::Ends => [("compute_75", "sm_75"), ("compute_80", "compute_80"), ("compute_90", "sm_90")],
-            Depth::All => [("compute_75", "sm_75"), ("compute_80", "[sm_80,sm_86,sm_89]"), ("compute_90", "sm_90")],
+            Depth::Ptx => &[("compute_80", "compute_80")],
+            Depth::Ends => &[("compute_75", "sm_75"), ("compute_80", "compute_80"), ("compute_90", "sm_90")],
+            Depth::All => &[("compute_75", "sm_75"), ("compute_80", "[sm_80,sm_86,sm_89]"), ("compute_90", "sm_90")],
         }
     }
 
     pub fn what(self) -> &'static str {
         match self {
-            Depth::Ptx => "to PTX of compute_75, 80 and 90",
+            Depth::Ptx => "to PTX of compute_80",
             Depth::Ends => "for sm_75 and sm_90, to PTX of compute_80",
             Depth::All => "for sm_75, 80, 86, 89 and 90",
         }

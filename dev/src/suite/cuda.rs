@@ -43,16 +43,18 @@ fn compile(nvcc: &Path, options: &Options, tally: &mut Tally) -> Result<()> {
     };
     let scratch = cache::Scratch::new()?;
     let sources = cuda::kernels()?;
-    let results: Vec<Result<()>> = thread::scope(|scope| {
-        let threads: Vec<_> = sources
-            .iter()
-            .enumerate()
-            .map(|(n, source)| {
-                let target = scratch.path().join(format!("{n}.fatbin"));
-                scope.spawn(move || cuda::compile(nvcc, source, depth, &target))
-            })
-            .collect();
-        threads.into_iter().map(|t| t.join().map_err(|_| anyhow!("the compiling thread panicked"))?).collect()
+    let results: Vec<Result<()>> = tally.timed("compiling the kernels", || {
+        thread::scope(|scope| {
+            let threads: Vec<_> = sources
+                .iter()
+                .enumerate()
+                .map(|(n, source)| {
+                    let target = scratch.path().join(format!("{n}.fatbin"));
+                    scope.spawn(move || cuda::compile(nvcc, source, depth, &target))
+                })
+                .collect();
+            threads.into_iter().map(|t| t.join().map_err(|_| anyhow!("the compiling thread panicked"))?).collect()
+        })
     });
     for (source, result) in sources.iter().zip(results) {
         let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -87,9 +87,13 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
 
 /// Keys that are coded by their neighbours lose no more in a cache with a history than in a fresh one.
 fn history(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
+    if options.quick {
+        tally.skip("what a cache's history costs", 1, "not in --quick: it decodes for half a minute");
+        return Ok(());
+    }
     let program = build_tree::build(&build_tree::Options::default(), &["kv-history".into()])?.join("kv-history");
     let text = model::default_text()?;
-    for (k, v) in [("delta4", "f16"), ("delta3", "srft4")].into_iter().take(if options.quick { 1 } else { 2 }) {
+    for (k, v) in [("delta4", "f16"), ("delta3", "srft4")] {
         tally.check(&format!("{k}/{v} in used cells and four slots within 10% of a fresh cache"), || {
             let mut c = Command::new(&program);
             c.arg("-m").arg(&bench.model).arg("-f").arg(&text).args(["-k", k, "-v", v, "--limit", "1.1"]);
@@ -208,7 +212,7 @@ pub(super) fn answer_in(stdout: &str, prompt: &str) -> Option<String> {
 /// KL divergence against f16: small where it must be, and ordered as the bits are.
 fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     let (ctx, chunks) = match (options.quick, options.soak) {
-        (true, _) => (512, 2),
+        (true, _) => (512, 1),
         (_, true) => (2048, 6),
         _ => (1024, 4),
     };
