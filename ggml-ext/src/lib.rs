@@ -43,7 +43,7 @@ pub use error::Error;
 pub use kv_type::KvType;
 pub use memory::{cache_bytes, largest_context, LayerShape, ModelShape};
 
-// Not part of the interface: used by the command in tools/ and by the C boundary, and changes without notice.
+// Not part of the interface: used by tools/, dev/ and the C boundary, and changes without notice.
 #[doc(hidden)]
 pub mod attention;
 #[doc(hidden)]
