@@ -102,7 +102,7 @@ pub fn attend(
         logit_softcap: options.softcap,
     };
     // SAFETY: the tensors describe the slices above and the bytes of the caches, and this function alone has the result.
-    unsafe { attention::run(&op, options.threads) }?;
+    unsafe { attention::run(&op, options.threads) }.map_err(Error::new)?;
     Ok(out)
 }
 

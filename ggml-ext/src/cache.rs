@@ -118,7 +118,7 @@ impl Cache {
         let source = dense(0, 4, values.as_ptr().cast(), [self.cell_values(), n, 1]);
         let index = dense(I64, 8, index.as_ptr().cast(), [n, 1, 1]);
         // SAFETY: the tensors describe the slices above; the rows are checked; nobody else has the bytes.
-        unsafe { rows::set_rows(&cells, &source, &index, size_of::<i64>(), 0, 1) }?;
+        unsafe { rows::set_rows(&cells, &source, &index, size_of::<i64>(), 0, 1) }.map_err(Error::new)?;
         Ok(())
     }
 
@@ -137,7 +137,7 @@ impl Cache {
         let target = dense(0, 4, values.as_mut_ptr().cast(), [self.cell_values(), 1, 1]);
         let index = dense(I32, 4, index.as_ptr().cast(), [1, 1, 1]);
         // SAFETY: as in write; the rows are only read.
-        unsafe { rows::get_rows(&target, &self.tensor(), &index, 0, 1) }?;
+        unsafe { rows::get_rows(&target, &self.tensor(), &index, 0, 1) }.map_err(Error::new)?;
         Ok(values)
     }
 

@@ -23,12 +23,6 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-impl From<String> for Error {
-    fn from(message: String) -> Error {
-        Error(message)
-    }
-}
-
 /// What a caught panic says.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
