@@ -184,7 +184,7 @@ mod tests {
     fn a_limit_ends_the_child() {
         let within =
             |words: &[&str], ms| run(Command::new("sh").arg("-c").args(words), Some(Duration::from_millis(ms)));
-        for hangs in ["sleep 30", "while :; do :; done"] {
+        for hangs in ["exec sleep 30", "while :; do :; done"] {
             let done = within(&[hangs], 50).unwrap();
             assert!(done.timed_out && !done.exited(), "{hangs}");
         }
