@@ -15,6 +15,8 @@
 //! Queries meet levels as bytes with a scale per group of their own, so that a large channel takes precision from its
 //! group alone. A score is the sum over groups of (integer dot) * (scale of the key * scale of the query).
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod generic;
 pub mod scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -323,63 +325,6 @@ macro_rules! compile_portable_kernels {
 }
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use compile_portable_kernels;
-
-/// Calls the body with the `Chunks` of a packing, `flip` mixed into its levels where there is one. The types that it
-/// names are those of the instruction set that calls it.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-macro_rules! with_chunks {
-    ($packing:expr $(, flip: $flip:expr)?, |$chunks:ident| $body:expr) => {{
-        use $crate::codec::levels::Packing;
-        match $packing {
-            Packing::Codes(f) => match f.bits() {
-                8 => {
-                    let $chunks = SrftChunks::<8>::new(f $(, $flip)?);
-                    $body
-                }
-                4 => {
-                    let $chunks = SrftChunks::<4>::new(f $(, $flip)?);
-                    $body
-                }
-                3 => {
-                    let $chunks = SrftChunks::<3>::new(f $(, $flip)?);
-                    $body
-                }
-                _ => {
-                    let $chunks = SrftChunks::<2>::new(f $(, $flip)?);
-                    $body
-                }
-            },
-            Packing::Angles(f) => {
-                let $chunks = PolarChunks::new(f $(, $flip)?);
-                $body
-            }
-            Packing::CodesAndSigns(f) => match f.bits() {
-                4 => {
-                    let $chunks = TurboChunks::<3>::new(f $(, $flip)?);
-                    $body
-                }
-                _ => {
-                    let $chunks = TurboChunks::<2>::new(f $(, $flip)?);
-                    $body
-                }
-            },
-            Packing::Signs(f) => {
-                let $chunks = Signs::of_qjl(f $(, $flip)?);
-                $body
-            }
-            Packing::Blocks(f) if f.bits() == 8 => {
-                let $chunks = BlockChunks::<8> { size: f.size() $(, flip: $flip)? };
-                $body
-            }
-            Packing::Blocks(f) => {
-                let $chunks = BlockChunks::<4> { size: f.size() $(, flip: $flip)? };
-                $body
-            }
-        }
-    }};
-}
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(crate) use with_chunks;
 
 /// Splits rows into nearly equal parts, none larger than the last of the listed sizes 1, 2, …, and calls the body
 /// with the part's first row and its size as a constant.

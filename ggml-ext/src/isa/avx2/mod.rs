@@ -14,7 +14,6 @@ mod matrix;
 mod pairs;
 mod polar;
 mod products;
-mod signs;
 mod unpack;
 
 use super::{compile_portable_kernels, scalar};
@@ -24,7 +23,7 @@ use crate::codec::format::{Format, RowFormat};
 use crate::codec::polar::Polar;
 use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;
-use products::{Madd, Products, Vnni};
+use products::{Madd, Vnni};
 use std::arch::x86_64::*;
 
 const AVX2: Kernels = Kernels {
@@ -37,7 +36,7 @@ const AVX2: Kernels = Kernels {
     chain_scores,
     rotate,
     rotate_back,
-    unpack: unpack::unpack::<{ Madd::BIAS }>,
+    unpack: unpack::unpack::<Madd>,
     widen: matrix::widen,
     quantize_query,
     dot_levels,
@@ -66,7 +65,7 @@ pub fn kernels() -> Option<&'static Kernels> {
 pub fn vnni_kernels() -> Option<&'static Kernels> {
     static KERNELS: Kernels = Kernels {
         name: "avxvnni",
-        unpack: unpack::unpack::<{ Vnni::BIAS }>,
+        unpack: unpack::unpack::<Vnni>,
         dot_levels: vnni_dot_levels,
         weigh_levels: vnni_weigh_levels,
         ..AVX2

@@ -10,14 +10,13 @@
 //! to 16 bits, never converted to floats. What a row loses is 1/65534 of the largest product of a cell's weight and scale
 //! in the block, far below what 8-bit queries leave.
 
-use super::polar::PolarChunks;
 use super::products::Products;
-use super::signs::{Signs, TurboChunks};
-use super::unpack::{code_bytes, nibble_levels, table, BlockChunks, Chunks, Rows, SrftChunks};
+use super::unpack::{nibble_levels, nibble_table};
 use crate::codec::format::RowFormat;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, with_chunks, LevelBlock, BUNDLE, CELLS};
+use crate::isa::generic::{code_bytes, unpack_turned, with_chunks, PackedRows};
+use crate::isa::{by_rows, LevelBlock, BUNDLE, CELLS};
 use std::arch::x86_64::*;
 
 /// The largest 16-bit weight. CELLS of them times a level of 128 stay within 32 bits.
@@ -29,12 +28,14 @@ const EIGHTS: usize = CELLS / 8;
 /// Fills the levels of a block; cells beyond n have weight 0 and may hold anything.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match rows.layout.packing {
             Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
-            packing => with_chunks!(packing, flip: 0, |chunks| unpack_levels(chunks, rows, out)),
+            packing => with_chunks!(__m256i, packing, 0, |chunks| {
+                unpack_turned::<_, 2>(chunks, rows, out, |[a, b]| interleave(a, b))
+            }),
         }
     }
 }
@@ -42,8 +43,8 @@ pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
 /// Codes change places while they are still packed: half the shuffles.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
-    let table = table::<4>(0);
+unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, out: LevelBlock) {
+    let table = nibble_table(0);
     for first in (0..rows.n).step_by(2) {
         for chunk in 0..f.size() / 64 {
             // SAFETY: two rows, and a pair of the block.
@@ -55,24 +56,6 @@ unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
                     let (low, high) = nibble_levels(codes, table);
                     _mm256_storeu_si256(to.add(32 * i).cast(), low);
                     _mm256_storeu_si256(to.add(64 + 32 * i).cast(), high);
-                }
-            }
-        }
-    }
-}
-
-/// Every other kind of row.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
-    for first in (0..rows.n).step_by(2) {
-        for chunk in 0..out.width / 32 {
-            // SAFETY: chunks of two rows, a pair of the block.
-            unsafe {
-                let (a, b) = (chunks.levels(rows.row(first), chunk), chunks.levels(rows.row(first + 1), chunk));
-                let to = out.levels.add(first * out.width + chunk * 64);
-                for (i, x) in interleave(a, b).into_iter().enumerate() {
-                    _mm256_storeu_si256(to.add(32 * i).cast(), x);
                 }
             }
         }

@@ -14,7 +14,6 @@ mod columns;
 mod matrix;
 mod polar;
 mod quads;
-mod signs;
 mod unpack;
 
 use super::{compile_portable_kernels, scalar};

@@ -7,7 +7,8 @@
 //! `sdot` takes one word of a query register for all lanes, so queries need no broadcast, and sums no shuffle at the end.
 
 use super::products::Products;
-use super::unpack::{unpack_turned, Rows};
+use super::unpack::unpack_turned;
+use crate::isa::generic::PackedRows;
 use crate::isa::{by_rows, LevelBlock, Queries, CELLS};
 use std::arch::aarch64::*;
 
@@ -18,7 +19,7 @@ const REGISTERS: usize = 2;
 
 /// Fills the levels of a block.
 #[inline(always)]
-pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on; NEON is always there.
     unsafe { unpack_turned::<FOUR>(rows, out, |x| words_of_4(x)) }
 }

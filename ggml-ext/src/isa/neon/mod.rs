@@ -18,11 +18,12 @@ mod polar;
 mod products;
 mod quads;
 mod rows;
-mod signs;
 mod squares;
 mod unpack;
 mod weights;
 
+use super::generic::rows::unpack_rows;
+use super::generic::{Forms, PackedRows};
 use super::{compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, Matrix, Queries, Sight, CELLS};
 use crate::codec::delta::{Chain, Delta, Kind};
@@ -33,7 +34,6 @@ use crate::rotation::Rotation;
 use products::{Dot, Long};
 use std::arch::aarch64::*;
 use std::arch::is_aarch64_feature_detected;
-use unpack::{unpack_rows, Forms, Rows};
 
 const NEON: Kernels = Kernels {
     name: "neon",
@@ -100,36 +100,45 @@ struct WithI8mm;
 
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for Plain {
+    type Bytes = int8x16_t;
+    type Scales = float32x4_t;
+
     #[inline(always)]
-    unsafe fn for_scores(rows: Rows, out: LevelBlock) {
+    unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
         unsafe { columns::unpack(rows, out) }
     }
     #[inline(always)]
-    unsafe fn for_sums(rows: Rows, out: LevelBlock) {
-        unsafe { unpack_rows(rows, out) }
+    unsafe fn for_sums(rows: PackedRows, out: LevelBlock) {
+        unsafe { unpack_rows::<int8x16_t>(rows, out) }
     }
 }
 
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for WithDotprod {
+    type Bytes = int8x16_t;
+    type Scales = float32x4_t;
+
     #[inline(always)]
-    unsafe fn for_scores(rows: Rows, out: LevelBlock) {
+    unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
         unsafe { columns::unpack(rows, out) }
     }
     #[inline(always)]
-    unsafe fn for_sums(rows: Rows, out: LevelBlock) {
+    unsafe fn for_sums(rows: PackedRows, out: LevelBlock) {
         unsafe { quads::unpack(rows, out) }
     }
 }
 
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for WithI8mm {
+    type Bytes = int8x16_t;
+    type Scales = float32x4_t;
+
     #[inline(always)]
-    unsafe fn for_scores(rows: Rows, out: LevelBlock) {
+    unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
         unsafe { squares::unpack_scores(rows, out) }
     }
     #[inline(always)]
-    unsafe fn for_sums(rows: Rows, out: LevelBlock) {
+    unsafe fn for_sums(rows: PackedRows, out: LevelBlock) {
         unsafe { squares::unpack_sums(rows, out) }
     }
 }

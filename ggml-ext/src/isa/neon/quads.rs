@@ -8,8 +8,9 @@
 //! low bytes of the weights: eight products of 16 bits an instruction, where `smlal` has four and wants levels of 16 bits.
 
 use super::products::sdot;
-use super::unpack::{unpack_turned, Rows};
+use super::unpack::unpack_turned;
 use super::weights::{add_sums, joined, largest_scales, Weights};
+use crate::isa::generic::PackedRows;
 use crate::isa::{by_rows, LevelBlock, BUNDLE, CELLS};
 use std::arch::aarch64::*;
 
@@ -23,7 +24,7 @@ type Bytes = [int8x16_t; 2];
 
 /// Fills the levels of a block; cells beyond n have weight 0 and may hold anything.
 #[inline(always)]
-pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on; NEON is always there.
     unsafe { unpack_turned::<FOUR>(rows, out, |x| interleave(x)) }
 }

@@ -9,8 +9,9 @@
 //! `sdot` an instruction, which pays most where many query rows share the unpacking.
 
 use super::products::smmla;
-use super::unpack::{unpack_turned, Rows};
+use super::unpack::unpack_turned;
 use super::weights::{add_sums, joined, largest_scales, Weights};
+use crate::isa::generic::PackedRows;
 use crate::isa::{by_rows, LevelBlock, Queries, BUNDLE, CELLS, MAX_WIDTH};
 use std::arch::aarch64::*;
 
@@ -23,14 +24,14 @@ const PIECES: usize = 4;
 
 /// Fills the levels of a block for scores.
 #[inline(always)]
-pub(super) unsafe fn unpack_scores(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack_scores(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on; NEON is always there.
     unsafe { unpack_turned::<TWO>(rows, out, |x| halves(x)) }
 }
 
 /// Fills the levels of a block for sums; cells beyond n have weight 0 and may hold anything.
 #[inline(always)]
-pub(super) unsafe fn unpack_sums(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack_sums(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on; NEON is always there.
     unsafe { unpack_turned::<EIGHT>(rows, out, |x| interleave(x)) }
 }
