@@ -33,7 +33,7 @@ use crate::tensor::Tensor;
 use memory::BlockShape;
 use queries::QueryRows;
 use side::KvSide;
-use split::{Rows, Shared, Split, Work};
+use split::{Shared, Split, TileRows, Work};
 use tile::{RowState, Scratch, Tile, TileShape};
 
 pub use run::{run, step, work_size};
@@ -76,7 +76,7 @@ pub struct Attention<'a> {
     mask: Option<&'a Tensor>,
     sinks: Option<&'a Tensor>,
     /// Query heads that share a KV head.
-    group: usize,
+    heads_per_kv: usize,
     kernels: &'static Kernels,
 }
 
@@ -167,7 +167,7 @@ impl<'a> Attention<'a> {
             )?;
             s.check("the sinks")?;
         }
-        Ok(Attention { op, k: k_side, v: v_side, mask, sinks, group: q.n(2) / k.n(2), kernels })
+        Ok(Attention { op, k: k_side, v: v_side, mask, sinks, heads_per_kv: q.n(2) / k.n(2), kernels })
     }
 
     /// Is the memory of all tensors there?
@@ -190,9 +190,9 @@ impl<'a> Attention<'a> {
         self.op.q.n(3)
     }
 
-    /// Query rows of a KV head and stream: row r is token r / group, head r % group.
+    /// Query rows of a KV head and stream: row r is token r / heads_per_kv, head r % heads_per_kv.
     fn rows(&self) -> usize {
-        self.queries() * self.group
+        self.queries() * self.heads_per_kv
     }
 
     fn split(&self, threads: usize) -> Split {
@@ -296,9 +296,9 @@ impl<'a> Attention<'a> {
     }
 
     /// (query head, token) of row r of a tile.
-    fn place(&self, rows: &Rows, r: usize) -> (usize, usize) {
+    fn place(&self, rows: &TileRows, r: usize) -> (usize, usize) {
         let row = rows.rows.start + r;
-        (rows.kv_head * self.group + row % self.group, row / self.group)
+        (rows.kv_head * self.heads_per_kv + row % self.heads_per_kv, row / self.heads_per_kv)
     }
 
     /// What is left when all threads have computed: merging the partial results.

@@ -146,7 +146,7 @@ struct Case {
     k_size: usize,
     v_size: usize,
     kv_heads: usize,
-    group: usize,
+    heads_per_kv: usize,
     queries: usize,
     cells: usize,
     threads: usize,
@@ -162,7 +162,7 @@ const PLAIN: Case = Case {
     k_size: 64,
     v_size: 64,
     kv_heads: 2,
-    group: 3,
+    heads_per_kv: 3,
     queries: 1,
     cells: 200,
     threads: 2,
@@ -203,7 +203,7 @@ impl Trial {
     }
 
     fn of(case: Case, rows: Rc<(Cache, Cache, Noise)>) -> Trial {
-        let heads = case.kv_heads * case.group;
+        let heads = case.kv_heads * case.heads_per_kv;
         let q = rows.2.clone().row(case.k_size * case.queries * heads);
         let mut mask = vec![f16::ZERO; case.cells * case.queries];
         for t in 0..case.queries {
@@ -219,7 +219,7 @@ impl Trial {
     }
 
     fn heads(&self) -> usize {
-        self.case.kv_heads * self.case.group
+        self.case.kv_heads * self.case.heads_per_kv
     }
 
     fn scale(&self) -> f32 {
@@ -299,7 +299,8 @@ impl Trial {
             sum += (sinks[h] as f64).exp();
         }
         for c in 0..case.cells {
-            let dot: f64 = query.iter().zip(k.value(c, h / case.group)).map(|(&a, &b)| a as f64 * b as f64).sum();
+            let dot: f64 =
+                query.iter().zip(k.value(c, h / case.heads_per_kv)).map(|(&a, &b)| a as f64 * b as f64).sum();
             let mut s = dot * self.scale() as f64;
             if case.softcap > 0.0 {
                 s = case.softcap as f64 * (s / case.softcap as f64).tanh();
@@ -310,7 +311,7 @@ impl Trial {
             let w = s.exp();
             sum += w;
             if w > 0.0 {
-                for (o, &x) in out.iter_mut().zip(v.value(c, h / case.group)) {
+                for (o, &x) in out.iter_mut().zip(v.value(c, h / case.heads_per_kv)) {
                     *o += w * x as f64;
                 }
             }
@@ -532,10 +533,10 @@ fn a_family_that_is_not_for_values_is_refused() {
 #[test]
 fn shapes() {
     let mut cases = Vec::new();
-    for (kv_heads, group) in [(1, 1), (3, 3), (2, 4), (1, 8), (1, 13), (1, 130)] {
+    for (kv_heads, heads_per_kv) in [(1, 1), (3, 3), (2, 4), (1, 8), (1, 13), (1, 130)] {
         for queries in [1, 2, 7, 33] {
             for cells in [1, 31, 64, 300] {
-                cases.push(Case { kv_heads, group, queries, cells: cells.max(queries), ..PLAIN });
+                cases.push(Case { kv_heads, heads_per_kv, queries, cells: cells.max(queries), ..PLAIN });
             }
         }
     }
@@ -551,7 +552,7 @@ fn all_that_the_op_means() {
         check(Case { queries, max_bias: 8.0, ..PLAIN });
         check(Case { queries, softcap: 5.0, ..PLAIN });
         check(Case { queries, sinks: true, ..PLAIN });
-        check(Case { queries, max_bias: 8.0, softcap: 5.0, sinks: true, group: 5, ..PLAIN });
+        check(Case { queries, max_bias: 8.0, softcap: 5.0, sinks: true, heads_per_kv: 5, ..PLAIN });
         check(Case { queries, k_size: 192, v_size: 128, ..PLAIN });
     }
 }
@@ -593,20 +594,20 @@ fn every_split() {
     let base = Case { sinks: true, ..PLAIN };
     let cases = [
         // Decoding: heads together, then fewer, then one; fewer blocks than threads.
-        Case { kv_heads: 6, group: 3, cells: 2500, ..base },
-        Case { kv_heads: 4, group: 1, cells: 700, ..base },
-        Case { kv_heads: 1, group: 7, cells: 64, ..base },
+        Case { kv_heads: 6, heads_per_kv: 3, cells: 2500, ..base },
+        Case { kv_heads: 4, heads_per_kv: 1, cells: 700, ..base },
+        Case { kv_heads: 1, heads_per_kv: 7, cells: 64, ..base },
         // Some tokens at the end of a cache.
-        Case { kv_heads: 2, group: 5, queries: 11, cells: 1000, ..base },
-        Case { kv_heads: 1, group: 130, queries: 2, cells: 333, ..base },
-        Case { kv_heads: 3, group: 4, queries: 45, cells: 400, masked: false, ..base },
+        Case { kv_heads: 2, heads_per_kv: 5, queries: 11, cells: 1000, ..base },
+        Case { kv_heads: 1, heads_per_kv: 130, queries: 2, cells: 333, ..base },
+        Case { kv_heads: 3, heads_per_kv: 4, queries: 45, cells: 400, masked: false, ..base },
         // Prompts.
-        Case { kv_heads: 2, group: 3, queries: 90, cells: 130, ..base },
-        Case { kv_heads: 1, group: 16, queries: 37, cells: 70, ..base },
+        Case { kv_heads: 2, heads_per_kv: 3, queries: 90, cells: 130, ..base },
+        Case { kv_heads: 1, heads_per_kv: 16, queries: 37, cells: 70, ..base },
         // Rows of other kinds.
-        Case { k: "polar4", v: "f16", kv_heads: 3, group: 2, queries: 3, cells: 500, ..base },
-        Case { k: "f16", v: "srft4", kv_heads: 2, group: 4, queries: 20, cells: 900, ..base },
-        Case { k: "delta4", v: "srft4", kv_heads: 4, group: 2, queries: 2, cells: 777, ..base },
+        Case { k: "polar4", v: "f16", kv_heads: 3, heads_per_kv: 2, queries: 3, cells: 500, ..base },
+        Case { k: "f16", v: "srft4", kv_heads: 2, heads_per_kv: 4, queries: 20, cells: 900, ..base },
+        Case { k: "delta4", v: "srft4", kv_heads: 4, heads_per_kv: 2, queries: 2, cells: 777, ..base },
     ];
     for case in stepped(cases) {
         let trial = Trial::new(case);
@@ -776,8 +777,8 @@ fn work_memory_is_bounded() {
     let mut shapes = Vec::new();
     for pair in pairs {
         for size in crate::rotation::HEAD_SIZES.into_iter().filter(|size| pair[0] != "q8_0" || size % 32 == 0) {
-            for group in [1, 2, 3, 4, 5, 6, 7, 8, 12, 16] {
-                shapes.extend([1, 8, 40].map(|kv_heads| (pair, [size, size], group, kv_heads)));
+            for heads_per_kv in [1, 2, 3, 4, 5, 6, 7, 8, 12, 16] {
+                shapes.extend([1, 8, 40].map(|kv_heads| (pair, [size, size], heads_per_kv, kv_heads)));
             }
         }
     }
@@ -785,9 +786,9 @@ fn work_memory_is_bounded() {
     shapes.extend(["srft4", "srft8", "polar4", "f16"].map(|k| ([k, k], [576, 512], 128, 1)));
     let tokens = [1, 2, 3, 4, 7, 8, 15, 16, 31, 32, 63, 64, 96, 112, 127, 128, 129, 200, 256, 511, 512, 1000, 2048];
     let threads = [1, 2, 3, 4, 6, 8, 12, 16, 31, 32, 64, 96, 127, 128, 200, 256];
-    for (pair, [dk, dv], group, kv_heads) in stepped(shapes) {
+    for (pair, [dk, dv], heads_per_kv, kv_heads) in stepped(shapes) {
         for (cells, tokens) in [64, 1024, 8192].into_iter().flat_map(|c| tokens.map(|t| (c, t))) {
-            let heads = kv_heads * group;
+            let heads = kv_heads * heads_per_kv;
             let (k, v) = (described(pair[0], dk, cells, kv_heads), described(pair[1], dk, cells, kv_heads));
             let mask = Tensor { nb: [2, 2 * cells, 0, 0], ..described("f16", cells, tokens, 1) };
             let op = AttentionOp {
@@ -806,7 +807,7 @@ fn work_memory_is_bounded() {
                 let size = attention.work_size(threads);
                 assert!(
                     size <= threads * (4 << 20),
-                    "{:.1} MiB for {pair:?}, {dk}/{dv}, {group} x {kv_heads} heads, {cells} cells, {tokens} tokens, \
+                    "{:.1} MiB for {pair:?}, {dk}/{dv}, {heads_per_kv} x {kv_heads} heads, {cells} cells, {tokens} tokens, \
                      {threads} threads",
                     size as f64 / (1 << 20) as f64
                 );

@@ -88,7 +88,7 @@ pub(super) unsafe fn dot_levels<P: Products>(k: LevelBlock, n: usize, q: Queries
     by_rows!(q.count, [1 2 3 4], |first, COUNT| {
         // SAFETY: the caller's promise is passed on.
         unsafe {
-            match k.group {
+            match k.scale_group {
                 32 => dot_rows::<P, COUNT, 32>(k, n, q, first, out),
                 _ => dot_rows::<P, COUNT, 16>(k, n, q, first, out),
             }

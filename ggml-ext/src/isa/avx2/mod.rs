@@ -18,7 +18,7 @@ mod unpack;
 
 use super::{compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, Matrix, Queries, Sight, CELLS};
-use crate::codec::delta::{Chain, Delta, Kind};
+use crate::codec::delta::{Chain, Delta, RowKind};
 use crate::codec::format::{Format, RowFormat};
 use crate::codec::polar::Polar;
 use crate::lanes::{Simd, LANES};
@@ -32,7 +32,7 @@ const AVX2: Kernels = Kernels {
     decode,
     encode_key,
     follow,
-    group,
+    frame_and_chain,
     chain_scores,
     rotate,
     rotate_back,

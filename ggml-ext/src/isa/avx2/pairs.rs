@@ -23,7 +23,7 @@ use std::arch::x86_64::*;
 const LARGEST: f32 = 32767.0;
 
 /// Registers of eight cells in a block.
-const EIGHTS: usize = CELLS / 8;
+const REGISTERS: usize = CELLS / 8;
 
 /// Fills the levels of a block; cells beyond n have weight 0 and may hold anything.
 #[inline]
@@ -84,7 +84,7 @@ pub(super) unsafe fn weigh_levels<P: Products>(
         // SAFETY: scales of eight cells.
         unsafe {
             let mut top = _mm256_setzero_ps();
-            for g in 0..v.groups() {
+            for g in 0..v.scale_groups() {
                 let scales = _mm256_loadu_ps(v.scale_at(c, g));
                 top = _mm256_max_ps(top, _mm256_andnot_ps(_mm256_set1_ps(-0.0), scales));
             }
@@ -109,12 +109,12 @@ unsafe fn weigh_rows<P: Products, const H: usize>(
     let bundles = n.div_ceil(BUNDLE);
     // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
     unsafe {
-        let mut scaled = [[_mm256_setzero_ps(); EIGHTS]; H];
+        let mut scaled = [[_mm256_setzero_ps(); REGISTERS]; H];
         let mut units = [0.0f32; H];
         for h in 0..H {
             units[h] = scale_weights(weights.add(h * CELLS), tops, &mut scaled[h]);
         }
-        for g in 0..v.groups() {
+        for g in 0..v.scale_groups() {
             // Cells in order, so that a word has the weights of a pair.
             let mut words = [[_mm256_setzero_si256(); CELLS / BUNDLE]; H];
             for b in 0..bundles {
@@ -126,7 +126,7 @@ unsafe fn weigh_rows<P: Products, const H: usize>(
                     words[h][b] = _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi32(low, high));
                 }
             }
-            for at in (g * v.group..(g + 1) * v.group).step_by(16) {
+            for at in (g * v.scale_group..(g + 1) * v.scale_group).step_by(16) {
                 let sums = weigh_sixteen::<P, H>(v.levels.add(at / 32 * 64 + at % 32), v.width, &words, bundles);
                 for h in 0..H {
                     for i in 0..2 {
@@ -174,7 +174,7 @@ unsafe fn weigh_sixteen<P: Products, const H: usize>(
 
 /// A row of weights such that times any scale they fit 16 bits, and what one of these is worth.
 #[inline(always)]
-unsafe fn scale_weights(weights: *const f32, tops: &[f32; CELLS], scaled: &mut [__m256; EIGHTS]) -> f32 {
+unsafe fn scale_weights(weights: *const f32, tops: &[f32; CELLS], scaled: &mut [__m256; REGISTERS]) -> f32 {
     // SAFETY: CELLS weights.
     unsafe {
         let mut most = _mm256_setzero_ps();

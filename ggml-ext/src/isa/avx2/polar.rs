@@ -106,18 +106,25 @@ impl generic::PolarChunks<__m256i> for PolarChunks {
 
 impl Chunks<__m256i> for PolarChunks {
     #[inline(always)]
-    unsafe fn levels(self, row: *const u8, at: usize) -> __m256i {
-        let (block, blocks) = (2 * at, self.format.blocks());
+    fn is_whole(self, at: usize) -> bool {
+        2 * at + 1 < self.format.blocks()
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> __m256i {
         // SAFETY: blocks of the row, on a CPU with AVX2.
+        unsafe { _mm256_add_epi8(self.two_blocks(row, 2 * at, 2 * at + 1), self.bias) }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, row: *const u8, at: usize) -> __m256i {
+        // SAFETY: as above.
         unsafe {
-            if block >= blocks {
+            if 2 * at >= self.format.blocks() {
                 return self.bias;
             }
-            let mut levels = self.two_blocks(row, block, (block + 1).min(blocks - 1));
-            if block + 1 == blocks {
-                levels = _mm256_inserti128_si256::<1>(levels, _mm_setzero_si128());
-            }
-            _mm256_add_epi8(levels, self.bias)
+            let levels = self.two_blocks(row, 2 * at, 2 * at);
+            _mm256_add_epi8(_mm256_inserti128_si256::<1>(levels, _mm_setzero_si128()), self.bias)
         }
     }
 }

@@ -1,11 +1,14 @@
-//! Rows to levels and scales: what [`generic`] needs to know of AVX2's registers.
+//! Rows to levels and scales: what [`crate::isa::generic`] needs to know of AVX2's registers.
 
 use super::polar::PolarChunks;
 use super::products::Products;
 use super::{columns, pairs};
 use crate::codec::levels::LevelLayout;
 use crate::codec::srft::LEVELS_4;
-use crate::isa::generic::{self, code_bytes, code_shifts, Bytes, CodeChunks, Forms, PackedRows, ScaleLanes};
+use crate::isa::generic::{
+    by_bundles, code_bytes, code_shifts, first_shift, level_table, unpack_rows, unpack_scales, Bytes, PackedRows,
+    ScaleLanes,
+};
 use crate::isa::{LevelBlock, Role};
 use std::arch::x86_64::*;
 
@@ -20,24 +23,35 @@ pub(super) unsafe fn unpack<P: Products>(
     out: LevelBlock,
 ) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { generic::unpack::<P>(layout, data, stride, n, role, out) }
+    unsafe { by_bundles(layout, data, stride, n, out, |rows, out| unpack_bundles(rows, role, P::BIAS, out)) }
 }
 
-impl<P: Products> Forms for P {
-    type Bytes = __m256i;
-    type Scales = __m256;
-
-    #[inline(always)]
-    unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { columns::unpack(rows, P::BIAS, out) }
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn unpack_bundles(rows: PackedRows, role: Role, bias: u8, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match role {
+            Role::Dot => columns::unpack(rows, bias, out),
+            Role::Weigh => pairs::unpack(rows, out),
+            Role::Expand => expand(rows, out),
+        }
+        scales(rows, out);
     }
+}
 
-    #[inline(always)]
-    unsafe fn for_sums(rows: PackedRows, out: LevelBlock) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { pairs::unpack(rows, out) }
-    }
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn expand(rows: PackedRows, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { unpack_rows::<__m256i>(rows, out) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn scales(rows: PackedRows, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { unpack_scales::<__m256>(rows, out) }
 }
 
 #[expect(
@@ -85,29 +99,11 @@ impl Bytes for __m256i {
             if BITS == 8 {
                 return x;
             }
-            let shifts = const { &code_shifts(BITS, VALUES) }.as_ptr().add(8 * part);
-            let x = _mm256_srlv_epi32(x, _mm256_loadu_si256(shifts.cast()));
+            let first = _mm256_set1_epi32(first_shift::<Self>(BITS, VALUES, part) as i32);
+            let shifts = _mm256_loadu_si256(const { &code_shifts(BITS, VALUES) }.as_ptr().cast());
+            let x = _mm256_srlv_epi32(x, _mm256_add_epi32(first, shifts));
             _mm256_and_si256(x, _mm256_set1_epi8((1 << (BITS % 8)) - 1))
         }
-    }
-    #[inline(always)]
-    unsafe fn tail<const BITS: u32>(
-        chunks: CodeChunks<Self, BITS>,
-        codes: *const u8,
-        left: usize,
-        part: usize,
-    ) -> Self {
-        #[inline(never)]
-        #[target_feature(enable = "avx2")]
-        unsafe fn tail<const BITS: u32>(
-            chunks: CodeChunks<__m256i, BITS>,
-            codes: *const u8,
-            left: usize,
-            part: usize,
-        ) -> __m256i {
-            unsafe { chunks.tail(codes, left, part) }
-        }
-        unsafe { tail(chunks, codes, left, part) }
     }
 }
 
@@ -129,7 +125,7 @@ fn spread_bits(bits: u32) -> __m256i {
 #[target_feature(enable = "avx2")]
 pub(super) fn nibble_table(bias: u8) -> __m256i {
     // SAFETY: AVX2 is enabled.
-    unsafe { __m256i::table(LEVELS_4.table.map(|level| (level as u8).wrapping_add(bias))) }
+    unsafe { __m256i::table(level_table(&LEVELS_4.table, bias)) }
 }
 
 /// The levels of the low and of the high four bits of each byte.

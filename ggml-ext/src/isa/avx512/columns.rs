@@ -4,12 +4,12 @@
 //! levels  per bundle of 16 cells: width / 4 columns of 64 bytes; lane c of column j = values 4j..4j+4 of cell c
 //! ```
 
-use super::unpack::{nibble_levels, nibble_table, opaque};
+use super::unpack::{nibble_levels, nibble_table};
 use super::BIAS;
 use crate::codec::format::RowFormat;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
-use crate::isa::generic::{code_bytes, unpack_turned, with_chunks, PackedRows};
+use crate::isa::generic::{code_bytes, opaque, unpack_turned, with_chunks, PackedRows};
 use crate::isa::{by_rows, LevelBlock, Queries, BUNDLE, CELLS};
 use std::arch::x86_64::*;
 
@@ -111,7 +111,7 @@ pub(super) unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f
         const BUNDLES: usize = if COUNT <= 3 { 4 } else { 2 };
         // SAFETY: the caller's promise is passed on.
         unsafe {
-            match k.group {
+            match k.scale_group {
                 32 => dot_rows::<COUNT, BUNDLES, 32>(k, n, q, first, out),
                 _ => dot_rows::<COUNT, BUNDLES, 16>(k, n, q, first, out),
             }

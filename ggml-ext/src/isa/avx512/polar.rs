@@ -5,12 +5,12 @@
 //! takes it as the index of a table of sixteen floats; it ignores the bits above.
 
 use super::columns::words_of_4;
-use super::unpack::{finite_halves, opaque, sixteens};
+use super::unpack::{finite_halves, sixteens};
 use crate::codec::format::RowFormat;
 use crate::codec::polar::{Polar, BLOCK, COSINES, FIXED_WEIGHTS, PAIRS, TABLE, UPPER_BITS};
 use crate::isa::generic::polar::pair_weights;
 use crate::isa::generic::rows::{prefetch_next, whole_bundle};
-use crate::isa::generic::{self, Chunks};
+use crate::isa::generic::{self, opaque, Chunks};
 use crate::isa::{by_rows, BUNDLE, CELLS, MAX_ROW_BYTES};
 use crate::rotation::MAX_HEAD;
 use std::arch::asm;
@@ -133,19 +133,6 @@ impl PolarChunks {
             _mm512_add_epi8(levels, self.bias)
         }
     }
-
-    /// The levels of the last chunk of a row, where it has fewer than four blocks.
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn tail(self, row: *const u8, chunk: usize) -> __m512i {
-        let f = self.format;
-        let blocks = f.blocks() - 4 * chunk;
-        // SAFETY: what is read lies in the row.
-        unsafe {
-            let levels = self.combine(first_codes(f, row, chunk, blocks), upper_codes(f, row, chunk, blocks));
-            _mm512_mask_mov_epi8(self.bias, u64::MAX >> (64 - BLOCK * blocks), levels)
-        }
-    }
 }
 
 #[inline]
@@ -172,17 +159,27 @@ impl generic::PolarChunks<__m512i> for PolarChunks {
 
 impl Chunks<__m512i> for PolarChunks {
     #[inline(always)]
-    unsafe fn levels(self, row: *const u8, chunk: usize) -> __m512i {
+    fn is_whole(self, at: usize) -> bool {
+        4 * (at + 1) <= self.format.blocks()
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> __m512i {
         let f = self.format;
+        // SAFETY: the caller's promise. Codes of level 1 follow those of the others, so there are eight bytes.
+        unsafe {
+            let upper = _mm_loadl_epi64(row.add(f.upper_offset() + UPPER_BYTES * at).cast());
+            self.combine(first_codes(f, row, at, 4), upper)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, row: *const u8, at: usize) -> __m512i {
+        let (f, blocks) = (self.format, self.format.blocks() - 4 * at);
         // SAFETY: the caller's promise; what is read lies in the row.
         unsafe {
-            if f.blocks() >= 4 * (chunk + 1) {
-                // Codes of level 1 follow those of the others, so there are eight bytes.
-                let upper = _mm_loadl_epi64(row.add(f.upper_offset() + UPPER_BYTES * chunk).cast());
-                self.combine(first_codes(f, row, chunk, 4), upper)
-            } else {
-                self.tail(row, chunk)
-            }
+            let levels = self.combine(first_codes(f, row, at, blocks), upper_codes(f, row, at, blocks));
+            _mm512_mask_mov_epi8(self.bias, u64::MAX >> (64 - BLOCK * blocks), levels)
         }
     }
 }

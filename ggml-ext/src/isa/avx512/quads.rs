@@ -8,12 +8,12 @@
 //! cells of sixteen values, and levels are never converted to floats. What a row loses is 1/65024 of the largest product
 //! of a cell's weight and scale in the block, far below what 8-bit queries leave.
 
-use super::unpack::{nibble_levels, nibble_table, opaque};
+use super::unpack::{nibble_levels, nibble_table};
 use super::BIAS;
 use crate::codec::format::RowFormat;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
-use crate::isa::generic::{code_bytes, unpack_turned, with_chunks, PackedRows};
+use crate::isa::generic::{code_bytes, opaque, unpack_turned, with_chunks, PackedRows};
 use crate::isa::{by_rows, LevelBlock, BUNDLE, CELLS};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -102,7 +102,7 @@ pub(super) unsafe fn weigh_levels(v: LevelBlock, _n: usize, weights: *const f32,
     // The largest scale of each cell: a sink has much weight and small values, and must not set the unit of the others.
     let mut tops = [_mm512_setzero_ps(); BUNDLES];
     for (b, top) in tops.iter_mut().enumerate() {
-        for g in 0..v.groups() {
+        for g in 0..v.scale_groups() {
             // SAFETY: scales of a bundle.
             let scales = unsafe { _mm512_loadu_ps(v.scale_at(b * BUNDLE, g)) };
             *top = _mm512_max_ps(*top, _mm512_abs_ps(scales));
@@ -112,7 +112,7 @@ pub(super) unsafe fn weigh_levels(v: LevelBlock, _n: usize, weights: *const f32,
         // SAFETY: COUNT rows of weights and sums.
         unsafe {
             let (weights, acc) = (weights.add(first * CELLS), acc.add(first * v.width));
-            match v.group {
+            match v.scale_group {
                 32 => weigh_rows::<COUNT, 2>(v, &tops, weights, acc),
                 _ => weigh_rows::<COUNT, 1>(v, &tops, weights, acc),
             }
@@ -147,7 +147,7 @@ unsafe fn weigh_rows<const H: usize, const PIECES: usize>(
             let factor = _mm512_set1_ps(LARGEST / largest);
             scaled[h] = w.map(|w| _mm512_mul_ps(w, factor));
         }
-        for g in 0..v.groups() {
+        for g in 0..v.scale_groups() {
             let scales: [__m512; BUNDLES] = std::array::from_fn(|b| _mm512_loadu_ps(v.scale_at(b * BUNDLE, g)));
             let mut split = [SplitWeights { high: [0; CELLS / 4], low: [0; CELLS / 4], bias: zero }; H];
             for h in 0..H {

@@ -1,13 +1,14 @@
-//! Rows to levels and scales: what [`generic`] needs to know of AVX-512's registers.
+//! Rows to levels and scales: what [`crate::isa::generic`] needs to know of AVX-512's registers.
 
 use super::columns::{self, words_of_4};
 use super::polar::PolarChunks;
 use super::{quads, BIAS};
 use crate::codec::levels::LevelLayout;
 use crate::codec::srft::LEVELS_4;
-use crate::isa::generic::{self, code_bytes, code_shifts, Bytes, CodeChunks, Forms, PackedRows, ScaleLanes};
+use crate::isa::generic::{
+    by_bundles, code_bytes, code_shifts, level_table, opaque, unpack_rows, unpack_scales, Bytes, PackedRows, ScaleLanes,
+};
 use crate::isa::{LevelBlock, Role, BUNDLE, CELLS};
-use std::arch::asm;
 use std::arch::x86_64::*;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
@@ -21,31 +22,27 @@ pub(super) unsafe fn unpack(
 ) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
-        generic::unpack::<ColumnsAndQuads>(layout, data, stride, n, role, out);
+        by_bundles(layout, data, stride, n, out, |rows, out| unpack_bundles(rows, role, out));
         // Sums are taken over whole blocks: what is not there counts nothing.
         for c in (n.next_multiple_of(BUNDLE)..CELLS).step_by(BUNDLE) {
-            for g in 0..out.groups() {
+            for g in 0..out.scale_groups() {
                 _mm512_storeu_ps(out.scale_at(c, g), _mm512_setzero_ps());
             }
         }
     }
 }
 
-/// The forms of this table.
-struct ColumnsAndQuads;
-
-#[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
-impl Forms for ColumnsAndQuads {
-    type Bytes = __m512i;
-    type Scales = __m512;
-
-    #[inline(always)]
-    unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
-        unsafe { columns::unpack(rows, out) }
-    }
-    #[inline(always)]
-    unsafe fn for_sums(rows: PackedRows, out: LevelBlock) {
-        unsafe { quads::unpack(rows, out) }
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+unsafe fn unpack_bundles(rows: PackedRows, role: Role, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match role {
+            Role::Dot => columns::unpack(rows, out),
+            Role::Weigh => quads::unpack(rows, out),
+            Role::Expand => unpack_rows::<__m512i>(rows, out),
+        }
+        unpack_scales::<__m512>(rows, out);
     }
 }
 
@@ -98,25 +95,6 @@ impl Bytes for __m512i {
             _mm512_and_si512(_mm512_srlv_epi32(x, shifts), _mm512_set1_epi8((1 << (BITS % 8)) - 1))
         }
     }
-    #[inline(always)]
-    unsafe fn tail<const BITS: u32>(
-        chunks: CodeChunks<Self, BITS>,
-        codes: *const u8,
-        left: usize,
-        part: usize,
-    ) -> Self {
-        #[inline(never)]
-        #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-        unsafe fn tail<const BITS: u32>(
-            chunks: CodeChunks<__m512i, BITS>,
-            codes: *const u8,
-            left: usize,
-            part: usize,
-        ) -> __m512i {
-            unsafe { chunks.tail(codes, left, part) }
-        }
-        unsafe { tail(chunks, codes, left, part) }
-    }
     /// A third of the time would go by waiting for memory.
     #[inline(always)]
     fn prefetch(p: *const u8) {
@@ -124,22 +102,12 @@ impl Bytes for __m512i {
     }
 }
 
-/// The same number, of which the compiler knows nothing: it would keep sixteen row pointers where one and multiples of the
-/// stride do, and spend more instructions on saving and loading them than on the rows. (Not `pure`, or it would be moved
-/// out of the loop.)
-#[inline(always)]
-pub(super) fn opaque(mut x: usize) -> usize {
-    // SAFETY: nothing happens.
-    unsafe { asm!("/* {0} */", inout(reg) x, options(nomem, nostack, preserves_flags)) };
-    x
-}
-
 /// The table of 4-bit codes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 pub(super) fn nibble_table() -> __m512i {
     // SAFETY: AVX-512 is enabled.
-    unsafe { __m512i::table(LEVELS_4.table.map(|level| (level as u8).wrapping_add(BIAS))) }
+    unsafe { __m512i::table(level_table(&LEVELS_4.table, BIAS)) }
 }
 
 /// The levels of the low and of the high four bits of each byte.
@@ -163,6 +131,8 @@ impl ScaleLanes for __m512 {
 
     #[inline(always)]
     unsafe fn words(p: *const u8, stride: usize) -> __m512i {
+        // Or the compiler would keep sixteen row pointers where one and multiples of the stride do, and spend more
+        // instructions on saving and loading them than on the rows.
         let stride = opaque(stride);
         unsafe {
             let four = |p: *const u8| {

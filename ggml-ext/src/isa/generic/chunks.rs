@@ -1,6 +1,6 @@
 //! Levels of a row, a register at a time: what is different from packing to packing.
 
-use super::{code_bytes, Bytes, CHUNK};
+use super::{code_bytes, level_table, Bytes, CHUNK};
 use crate::codec::format::RowFormat;
 use crate::codec::plain::{Blocks, BLOCK};
 use crate::codec::qjl::{self, Qjl};
@@ -8,13 +8,24 @@ use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
 use crate::codec::turbo::{self, Turbo};
 use crate::isa::padded;
 
-/// Levels of a packing.
+/// Levels of a packing: register `at` has the values COUNT * at .. COUNT * (at + 1) of a row padded to whole chunks, and
+/// level zero beyond the row's end.
 pub trait Chunks<T>: Copy {
-    /// Levels of the values COUNT * at .. COUNT * (at + 1) of a row padded to whole chunks, level zero beyond its end.
+    /// Whether register `at` has nothing but values, packed as most are: [`Chunks::whole`] reads it, else
+    /// [`Chunks::tail`]. Apart, because only the first must be fast.
+    fn is_whole(self, at: usize) -> bool;
+
+    /// Levels of a whole register.
     ///
     /// # Safety
-    /// Such a row, on a CPU that has the instructions.
-    unsafe fn levels(self, row: *const u8, at: usize) -> T;
+    /// Of such a row, on a CPU that has the instructions.
+    unsafe fn whole(self, row: *const u8, at: usize) -> T;
+
+    /// Levels of another register.
+    ///
+    /// # Safety
+    /// As [`Chunks::whole`].
+    unsafe fn tail(self, row: *const u8, at: usize) -> T;
 }
 
 /// Codes packed by chunks of 64 values, what is left in one of 32 and one of 16, and a table of levels; 8-bit codes are the
@@ -46,19 +57,36 @@ impl<T: Bytes, const BITS: u32> CodeChunks<T, BITS> {
         CodeChunks { levels: unsafe { LevelTable::new(levels, bias) }, size, codes }
     }
 
-    /// The levels of a part of the `left` values behind the last whole chunk, padded.
-    ///
-    /// # Safety
-    /// Their codes.
+    /// Where the codes of the chunk with register `at` are, and which part of it the register is.
     #[inline(always)]
-    pub unsafe fn tail(self, codes: *const u8, left: usize, part: usize) -> T {
+    fn place(self, at: usize) -> (usize, usize) {
+        (self.codes + code_bytes(BITS, at * T::COUNT / CHUNK * CHUNK), at % (CHUNK / T::COUNT))
+    }
+}
+
+impl<T: Bytes, const BITS: u32> Chunks<T> for CodeChunks<T, BITS> {
+    #[inline(always)]
+    fn is_whole(self, at: usize) -> bool {
+        at < self.size / CHUNK * (CHUNK / T::COUNT)
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> T {
+        let (codes, part) = self.place(at);
+        // SAFETY: the caller's promise.
+        unsafe { self.levels.of::<CHUNK>(row.add(codes), part) }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, row: *const u8, at: usize) -> T {
+        let ((codes, part), left) = (self.place(at), self.size % CHUNK);
         // Which bytes of the register are of these values.
         let of = |first: usize, count: usize| {
             (u64::MAX >> (64 - count) << first >> (T::COUNT * part)) & (u64::MAX >> (64 - T::COUNT))
         };
         // SAFETY: the caller's promise: what is read belongs to the chunks of 32 and 16 values.
         unsafe {
-            let mut levels = self.levels.zero;
+            let (codes, mut levels) = (row.add(codes), self.levels.zero);
             if left >= 32 && of(0, 32) != 0 {
                 levels = T::choose(of(0, 32), self.levels.of::<32>(codes, part), levels);
             }
@@ -68,22 +96,6 @@ impl<T: Bytes, const BITS: u32> CodeChunks<T, BITS> {
                 levels = T::choose(of(first, 16), self.levels.of::<16>(codes, part), levels);
             }
             levels
-        }
-    }
-}
-
-impl<T: Bytes, const BITS: u32> Chunks<T> for CodeChunks<T, BITS> {
-    #[inline(always)]
-    unsafe fn levels(self, row: *const u8, at: usize) -> T {
-        let (first, part) = (at * T::COUNT / CHUNK * CHUNK, at % (CHUNK / T::COUNT));
-        // SAFETY: the caller's promise.
-        unsafe {
-            let codes = row.add(self.codes + code_bytes(BITS, first));
-            let left = self.size - first;
-            if left < CHUNK {
-                return T::tail(self, codes, left, part);
-            }
-            self.levels.of::<CHUNK>(codes, part)
         }
     }
 }
@@ -99,12 +111,8 @@ struct LevelTable<T, const BITS: u32> {
 impl<T: Bytes, const BITS: u32> LevelTable<T, BITS> {
     #[inline(always)]
     unsafe fn new(levels: &[i8], bias: u8) -> Self {
-        let mut table = [0u8; 16];
-        for (i, entry) in table.iter_mut().enumerate() {
-            *entry = (levels[i % levels.len()] as u8).wrapping_add(bias);
-        }
         // SAFETY: the caller's promise is passed on.
-        unsafe { LevelTable { table: T::table(table), zero: T::splat(bias) } }
+        unsafe { LevelTable { table: T::table(level_table(levels, bias)), zero: T::splat(bias) } }
     }
 
     /// The levels of a part of VALUES values whose codes are packed together; they repeat from there on.
@@ -169,20 +177,31 @@ impl<T: Bytes, const BITS: u32> BlockChunks<T, BITS> {
 
 impl<T: Bytes, const BITS: u32> Chunks<T> for BlockChunks<T, BITS> {
     #[inline(always)]
-    unsafe fn levels(self, row: *const u8, at: usize) -> T {
-        let first = T::COUNT * at;
-        // SAFETY: the caller's promise; the row may end before its padding does.
+    fn is_whole(self, at: usize) -> bool {
+        T::COUNT * (at + 1) <= self.size
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> T {
+        let block = T::COUNT * at / BLOCK;
+        // SAFETY: the caller's promise.
         unsafe {
-            if first >= self.size {
-                return self.levels.zero;
-            }
-            let levels = self.block(row, first / BLOCK, at % (CHUNK / T::COUNT));
+            let levels = self.block(row, block, at % (CHUNK / T::COUNT));
             if T::COUNT <= BLOCK {
                 return levels;
             }
-            let more = first + BLOCK < self.size;
-            let second = if more { self.block(row, first / BLOCK + 1, 0) } else { self.levels.zero };
-            T::choose(u64::MAX >> (64 - BLOCK), levels, second)
+            T::choose(u64::MAX >> (64 - BLOCK), levels, self.block(row, block + 1, 0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, row: *const u8, at: usize) -> T {
+        // SAFETY: the caller's promise; one block may be left for a register of two.
+        unsafe {
+            if T::COUNT * at >= self.size {
+                return self.levels.zero;
+            }
+            T::choose(u64::MAX >> (64 - BLOCK), self.block(row, T::COUNT * at / BLOCK, 0), self.levels.zero)
         }
     }
 }
@@ -217,17 +236,25 @@ impl<T: Bytes> SignChunks<T> {
 
 impl<T: Bytes> Chunks<T> for SignChunks<T> {
     #[inline(always)]
-    unsafe fn levels(self, row: *const u8, at: usize) -> T {
+    fn is_whole(self, at: usize) -> bool {
+        T::COUNT * (at + 1) <= self.size
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> T {
+        // SAFETY: the caller's promise.
+        unsafe { T::choose(bits::<T, CHUNK>(row.add(self.bits + T::COUNT / 8 * at), 0), self.minus, self.plus) }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, row: *const u8, at: usize) -> T {
         let left = self.size.saturating_sub(T::COUNT * at);
+        let mut negative = 0;
         // SAFETY: bits of the row.
         unsafe {
-            let from = row.add(self.bits + T::COUNT / 8 * at);
-            if left >= T::COUNT {
-                return T::choose(bits::<T, CHUNK>(from, 0), self.minus, self.plus);
-            }
-            let mut negative = 0;
             for i in 0..left / 16 {
-                negative |= u64::from(from.add(2 * i).cast::<u16>().read_unaligned()) << (16 * i);
+                let from = row.add(self.bits + T::COUNT / 8 * at + 2 * i);
+                negative |= u64::from(from.cast::<u16>().read_unaligned()) << (16 * i);
             }
             T::choose((1 << left) - 1, T::choose(negative, self.minus, self.plus), self.zero)
         }
@@ -260,13 +287,34 @@ impl<T: Bytes, const BITS: u32> TurboChunks<T, BITS> {
 
 impl<T: Bytes, const BITS: u32> Chunks<T> for TurboChunks<T, BITS> {
     #[inline(always)]
-    unsafe fn levels(self, row: *const u8, at: usize) -> T {
+    fn is_whole(self, at: usize) -> bool {
+        if at < self.half {
+            self.levels.is_whole(at)
+        } else {
+            self.signs.is_whole(at - self.half)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> T {
         // SAFETY: the caller's promise is passed on.
         unsafe {
             if at < self.half {
-                self.levels.levels(row, at)
+                self.levels.whole(row, at)
             } else {
-                self.signs.levels(row, at - self.half)
+                self.signs.whole(row, at - self.half)
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, row: *const u8, at: usize) -> T {
+        // SAFETY: the caller's promise is passed on.
+        unsafe {
+            if at < self.half {
+                self.levels.tail(row, at)
+            } else {
+                self.signs.tail(row, at - self.half)
             }
         }
     }

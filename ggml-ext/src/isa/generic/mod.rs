@@ -1,14 +1,14 @@
 //! What the vector instruction sets share: rows to levels and scales, written once over a register of bytes.
 //!
 //! ```text
-//! unpack        whole bundles of rows; a copy fills up the last one           (rows.rs)
+//! bundles       16 rows each; a copy fills up the last one                    (rows.rs)
 //!   levels      Chunks: a register of levels of one row, for each packing     (chunks.rs)
-//!               a few rows side by side, turned into the form of a product    (unpack_turned)
+//!               a few rows side by side, turned into the form of a product    (rows.rs)
 //!   scales      ScaleLanes: a register of the scales of some rows             (scales.rs)
 //! ```
 //!
-//! An instruction set implements [`Bytes`] and [`ScaleLanes`] for its registers, says how it turns them ([`Forms`]), and
-//! keeps what is different: products, transposes, polar's arithmetic.
+//! An instruction set implements [`Bytes`] and [`ScaleLanes`] for its registers and keeps what is different: products,
+//! transposes, polar's arithmetic.
 //!
 //! Functions here are inlined into functions of the instruction set, which enable its instructions: nothing here does. So
 //! everything is `#[inline(always)]` and unsafe, and the promise that is passed on is that the CPU has the instructions.
@@ -19,10 +19,11 @@ pub mod rows;
 mod scales;
 
 pub use chunks::{BlockChunks, Chunks, CodeChunks, SignChunks, TurboChunks};
-pub use rows::{unpack, unpack_turned, Forms, PackedRows};
-pub use scales::ScaleLanes;
+pub use rows::{by_bundles, unpack_rows, unpack_turned, PackedRows};
+pub use scales::{unpack_scales, ScaleLanes};
 
 use crate::codec::polar::Polar;
+use std::arch::asm;
 
 /// Values whose codes are packed together, and the multiple that rows are padded to.
 pub const CHUNK: usize = 64;
@@ -60,10 +61,6 @@ pub trait Bytes: Copy {
     /// the codes of values b, b + bytes, b + 2 * bytes, … from its lowest bits on. Codes repeat from value VALUES on.
     unsafe fn codes<const BITS: u32, const VALUES: usize>(p: *const u8, part: usize) -> Self;
 
-    /// [`CodeChunks::tail`], never inlined: it is rare, and would be there once per row that is unpacked side by side.
-    unsafe fn tail<const BITS: u32>(chunks: CodeChunks<Self, BITS>, codes: *const u8, left: usize, part: usize)
-        -> Self;
-
     /// Hints that the line at `p`, any address, will be read.
     #[inline(always)]
     fn prefetch(_p: *const u8) {}
@@ -83,7 +80,13 @@ pub const fn code_bytes(bits: u32, values: usize) -> usize {
     bits as usize * values / 8
 }
 
-/// How far down the codes of each four values of a chunk lie, for [`Bytes::codes`].
+/// How far down the code of the first value of a part lies in its byte, for [`Bytes::codes`]; [`code_shifts`] come on top.
+#[inline(always)]
+pub const fn first_shift<T: Bytes>(bits: u32, values: usize, part: usize) -> u32 {
+    (T::COUNT * part / code_bytes(bits, values)) as u32 * bits % 8
+}
+
+/// How much further down lie the codes of each four values of a part.
 pub const fn code_shifts(bits: u32, values: usize) -> [u32; CHUNK / 4] {
     let (mut shifts, mut i) = ([0; CHUNK / 4], 0);
     while i < CHUNK / 4 {
@@ -91,6 +94,24 @@ pub const fn code_shifts(bits: u32, values: usize) -> [u32; CHUNK / 4] {
         i += 1;
     }
     shifts
+}
+
+/// The entries of a table of levels, repeated to sixteen, with `bias` added.
+#[inline(always)]
+pub fn level_table(levels: &[i8], bias: u8) -> [u8; 16] {
+    let mut table = [0u8; 16];
+    for (i, entry) in table.iter_mut().enumerate() {
+        *entry = (levels[i % levels.len()] as u8).wrapping_add(bias);
+    }
+    table
+}
+
+/// The same number, of which the compiler knows nothing. (Not `pure`, or it would be moved out of loops and branches.)
+#[inline(always)]
+pub fn opaque(mut x: usize) -> usize {
+    // SAFETY: nothing happens.
+    unsafe { asm!("/* {0} */", inout(reg) x, options(nomem, nostack, preserves_flags)) };
+    x
 }
 
 /// Calls the body with the [`Chunks`] of a packing in registers `$bytes`, with `$bias` added to levels.

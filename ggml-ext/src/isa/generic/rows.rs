@@ -1,30 +1,9 @@
 //! Blocks of rows: whole bundles of them, a few side by side.
 
-use super::scales::{unpack_scales, ScaleLanes};
-use super::{with_chunks, Bytes, Chunks};
+use super::{opaque, with_chunks, Bytes, Chunks};
 use crate::codec::levels::LevelLayout;
-use crate::isa::{LevelBlock, Role, BUNDLE, CELLS, MAX_ROW_BYTES};
+use crate::isa::{LevelBlock, BUNDLE, CELLS, MAX_ROW_BYTES};
 use std::mem::MaybeUninit;
-
-/// How a table wants the levels of a block.
-pub trait Forms {
-    /// What it unpacks with.
-    type Bytes: Bytes;
-    /// What it reads scales with.
-    type Scales: ScaleLanes;
-
-    /// Levels for its `dot_levels`.
-    ///
-    /// # Safety
-    /// Whole bundles of rows and room for them, on a CPU that has the instructions.
-    unsafe fn for_scores(rows: PackedRows, out: LevelBlock);
-
-    /// Levels for its `weigh_levels`; cells that are not there have weight 0 and may hold anything.
-    ///
-    /// # Safety
-    /// As [`Forms::for_scores`].
-    unsafe fn for_sums(rows: PackedRows, out: LevelBlock);
-}
 
 /// Packed rows of one layout.
 #[derive(Clone, Copy)]
@@ -67,37 +46,29 @@ pub fn prefetch_next<T: Bytes, const COUNT: usize>(data: *const u8, stride: usiz
     }
 }
 
-/// See [`crate::isa::Kernels::unpack`].
+/// Calls `unpack` with whole bundles of rows and the cells of the block that they go to: the rows as they are, and a copy
+/// of what is left.
 ///
 /// # Safety
-/// n rows `stride` bytes apart, a block with room for whole bundles, a CPU that has the instructions.
+/// n rows `stride` bytes apart, a block with room for whole bundles.
 #[inline(always)]
-pub unsafe fn unpack<F: Forms>(
+pub unsafe fn by_bundles(
     layout: LevelLayout,
     data: *const u8,
     stride: usize,
     n: usize,
-    role: Role,
     out: LevelBlock,
+    unpack: impl Fn(PackedRows, LevelBlock),
 ) {
-    let whole = n / BUNDLE * BUNDLE;
-    let mut copy = MaybeUninit::uninit();
-    for (first, n) in [(0, whole), (whole, n - whole)] {
-        if n == 0 {
-            continue;
-        }
-        // SAFETY: the caller's promise is passed on.
+    let (whole, rest) = (n / BUNDLE * BUNDLE, n % BUNDLE);
+    unpack(PackedRows { layout, data, stride, n: whole }, out);
+    if rest > 0 {
+        let mut copy = MaybeUninit::uninit();
+        // SAFETY: the caller's promise: rows and cells from `whole` on.
         unsafe {
-            let (data, stride) = whole_bundle(data.add(first * stride), stride, n, layout.row_bytes, &mut copy);
-            let rows = PackedRows { layout, data, stride, n: n.next_multiple_of(BUNDLE) };
-            let levels = out.levels.add(first * out.width);
-            let out = LevelBlock { levels, scales: out.scale_at(first, 0), ..out };
-            match role {
-                Role::Dot => F::for_scores(rows, out),
-                Role::Weigh => F::for_sums(rows, out),
-                Role::Expand => unpack_rows::<F::Bytes>(rows, out),
-            }
-            unpack_scales::<F::Scales>(rows, out);
+            let (data, stride) = whole_bundle(data.add(whole * stride), stride, rest, layout.row_bytes, &mut copy);
+            let out = LevelBlock { levels: out.levels.add(whole * out.width), scales: out.scale_at(whole, 0), ..out };
+            unpack(PackedRows { layout, data, stride, n: BUNDLE }, out);
         }
     }
 }
@@ -154,8 +125,19 @@ pub unsafe fn unpack_turned<T: Bytes, const N: usize>(
             unsafe {
                 // Not `array::from_fn`: the compiler would call its closure instead of inlining what a packing does.
                 let mut levels = [T::splat(0); N];
-                for (i, levels) in levels.iter_mut().enumerate() {
-                    *levels = chunks.levels(rows.row(first + i), at);
+                if chunks.is_whole(at) {
+                    for (i, levels) in levels.iter_mut().enumerate() {
+                        *levels = chunks.whole(rows.row(first + i), at);
+                    }
+                } else {
+                    // One after the other, of which the compiler knows nothing: else it would unroll the loop and keep
+                    // pointers for it that cost the whole registers.
+                    let (mut tails, at, mut i) = (levels, opaque(at), 0);
+                    while i < N {
+                        tails[i] = chunks.tail(rows.row(first + i), at);
+                        i = opaque(i + 1);
+                    }
+                    levels = tails;
                 }
                 let to = out.levels.add((first * out.width) + at * T::COUNT * N);
                 for (j, x) in turn(levels).into_iter().enumerate() {

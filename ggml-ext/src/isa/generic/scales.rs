@@ -49,34 +49,35 @@ pub unsafe fn unpack_scales<S: ScaleLanes>(rows: PackedRows, out: LevelBlock) {
 
 #[inline(always)]
 unsafe fn per_group<S: ScaleLanes>(rows: PackedRows, step: usize, unit: f32, out: LevelBlock) {
-    let groups = rows.layout.values / rows.layout.group;
+    let groups = rows.layout.values / rows.layout.scale_group;
     for first in (0..rows.n).step_by(S::ROWS) {
         // SAFETY: as many rows and cells of the block.
         unsafe {
             let (from, mut to) = (rows.row(first), out.scale_at(first, 0));
-            let mut g = 0;
-            while g < groups {
-                if step != 2 {
+            if step == 2 {
+                let mut g = 0;
+                while g < groups {
+                    for &words in S::neighbours(from.add(2 * g), rows.stride, groups - g).as_ref() {
+                        if g >= groups {
+                            break;
+                        }
+                        let [even, odd] = S::finite_halves(words);
+                        even.store_scaled(unit, to);
+                        to = to.add(BUNDLE);
+                        if g + 1 < groups {
+                            odd.store_scaled(unit, to);
+                            to = to.add(BUNDLE);
+                        }
+                        g += 2;
+                    }
+                }
+            } else {
+                for g in 0..groups {
                     S::finite_halves(S::words(from.add(g * step), rows.stride))[0].store_scaled(unit, to);
                     to = to.add(BUNDLE);
-                    g += 1;
-                    continue;
-                }
-                for &words in S::neighbours(from.add(2 * g), rows.stride, groups - g).as_ref() {
-                    if g >= groups {
-                        break;
-                    }
-                    let [even, odd] = S::finite_halves(words);
-                    even.store_scaled(unit, to);
-                    to = to.add(BUNDLE);
-                    if g + 1 < groups {
-                        odd.store_scaled(unit, to);
-                        to = to.add(BUNDLE);
-                    }
-                    g += 2;
                 }
             }
-            for _ in groups..out.groups() {
+            for _ in groups..out.scale_groups() {
                 to.write_bytes(0, S::ROWS);
                 to = to.add(BUNDLE);
             }
@@ -87,7 +88,7 @@ unsafe fn per_group<S: ScaleLanes>(rows: PackedRows, step: usize, unit: f32, out
 /// Two scales a row: one for the first half of the groups, one for the second.
 #[inline(always)]
 unsafe fn per_half<S: ScaleLanes>(rows: PackedRows, units: [f32; 2], out: LevelBlock) {
-    let half = out.groups() / 2;
+    let half = out.scale_groups() / 2;
     for first in (0..rows.n).step_by(S::ROWS) {
         // SAFETY: as many rows and cells of the block.
         unsafe {

@@ -22,11 +22,10 @@ mod squares;
 mod unpack;
 mod weights;
 
-use super::generic::rows::unpack_rows;
-use super::generic::{Forms, PackedRows};
+use super::generic::{unpack_rows, PackedRows};
 use super::{compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, Matrix, Queries, Sight, CELLS};
-use crate::codec::delta::{Chain, Delta, Kind};
+use crate::codec::delta::{Chain, Delta, RowKind};
 use crate::codec::format::{Format, RowFormat};
 use crate::codec::polar::Polar;
 use crate::lanes::{Simd, LANES};
@@ -34,6 +33,7 @@ use crate::rotation::Rotation;
 use products::{Dot, Long};
 use std::arch::aarch64::*;
 use std::arch::is_aarch64_feature_detected;
+use unpack::Forms;
 
 const NEON: Kernels = Kernels {
     name: "neon",
@@ -41,7 +41,7 @@ const NEON: Kernels = Kernels {
     decode,
     encode_key,
     follow,
-    group,
+    frame_and_chain,
     chain_scores,
     rotate,
     rotate_back,
@@ -100,9 +100,6 @@ struct WithI8mm;
 
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for Plain {
-    type Bytes = int8x16_t;
-    type Scales = float32x4_t;
-
     #[inline(always)]
     unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
         unsafe { columns::unpack(rows, out) }
@@ -115,9 +112,6 @@ impl Forms for Plain {
 
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for WithDotprod {
-    type Bytes = int8x16_t;
-    type Scales = float32x4_t;
-
     #[inline(always)]
     unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
         unsafe { columns::unpack(rows, out) }
@@ -130,9 +124,6 @@ impl Forms for WithDotprod {
 
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for WithI8mm {
-    type Bytes = int8x16_t;
-    type Scales = float32x4_t;
-
     #[inline(always)]
     unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
         unsafe { squares::unpack_scores(rows, out) }

@@ -108,15 +108,20 @@ impl generic::PolarChunks<int8x16_t> for PolarChunks {
 
 impl Chunks<int8x16_t> for PolarChunks {
     #[inline(always)]
-    unsafe fn levels(self, row: *const u8, at: usize) -> int8x16_t {
+    fn is_whole(self, at: usize) -> bool {
+        at < self.format.blocks()
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> int8x16_t {
         // SAFETY: a block of the row; NEON is always there.
-        unsafe {
-            if at < self.format.blocks() {
-                self.block(row, at)
-            } else {
-                vdupq_n_s8(0)
-            }
-        }
+        unsafe { self.block(row, at) }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, _row: *const u8, _at: usize) -> int8x16_t {
+        // SAFETY: NEON is always there.
+        unsafe { vdupq_n_s8(0) }
     }
 }
 

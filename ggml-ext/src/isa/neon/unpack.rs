@@ -6,10 +6,26 @@ use crate::codec::format::RowFormat;
 use crate::codec::levels::{LevelLayout, Packing};
 use crate::codec::srft::{Srft, LEVELS_4};
 use crate::isa::generic::{
-    self, code_bytes, code_shifts, with_chunks, Bytes, CodeChunks, Forms, PackedRows, ScaleLanes,
+    self, by_bundles, code_bytes, code_shifts, first_shift, unpack_rows, unpack_scales, with_chunks, Bytes, PackedRows,
+    ScaleLanes,
 };
 use crate::isa::{LevelBlock, Role};
 use std::arch::aarch64::*;
+
+/// How a table wants the levels of a block.
+pub(super) trait Forms {
+    /// Levels for its `dot_levels`.
+    ///
+    /// # Safety
+    /// Whole bundles of rows, and room for them.
+    unsafe fn for_scores(rows: PackedRows, out: LevelBlock);
+
+    /// Levels for its `weigh_levels`.
+    ///
+    /// # Safety
+    /// As [`Forms::for_scores`].
+    unsafe fn for_sums(rows: PackedRows, out: LevelBlock);
+}
 
 /// See [`crate::isa::Kernels::unpack`].
 #[target_feature(enable = "neon")]
@@ -22,7 +38,21 @@ pub(super) unsafe fn unpack<F: Forms>(
     out: LevelBlock,
 ) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { generic::unpack::<F>(layout, data, stride, n, role, out) }
+    unsafe { by_bundles(layout, data, stride, n, out, |rows, out| unpack_bundles::<F>(rows, role, out)) }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn unpack_bundles<F: Forms>(rows: PackedRows, role: Role, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match role {
+            Role::Dot => F::for_scores(rows, out),
+            Role::Weigh => F::for_sums(rows, out),
+            Role::Expand => unpack_rows::<int8x16_t>(rows, out),
+        }
+        unpack_scales::<float32x4_t>(rows, out);
+    }
 }
 
 /// [`generic::unpack_turned`], with codes of 4 bits turned while they are still packed.
@@ -124,29 +154,11 @@ impl Bytes for int8x16_t {
             if BITS == 8 {
                 return vreinterpretq_s8_u32(x);
             }
-            let shifts = const { &code_shifts(BITS, VALUES) }.as_ptr().add(4 * part);
-            let x = vshlq_u32(x, vnegq_s32(vld1q_s32(shifts.cast())));
+            let first = vdupq_n_s32(first_shift::<Self>(BITS, VALUES, part) as i32);
+            let shifts = vld1q_s32(const { &code_shifts(BITS, VALUES) }.as_ptr().cast());
+            let x = vshlq_u32(x, vnegq_s32(vaddq_s32(first, shifts)));
             vandq_s8(vreinterpretq_s8_u32(x), vdupq_n_s8((1 << (BITS % 8)) - 1))
         }
-    }
-    #[inline(always)]
-    unsafe fn tail<const BITS: u32>(
-        chunks: CodeChunks<Self, BITS>,
-        codes: *const u8,
-        left: usize,
-        part: usize,
-    ) -> Self {
-        #[inline(never)]
-        #[target_feature(enable = "neon")]
-        unsafe fn tail<const BITS: u32>(
-            chunks: CodeChunks<int8x16_t, BITS>,
-            codes: *const u8,
-            left: usize,
-            part: usize,
-        ) -> int8x16_t {
-            unsafe { chunks.tail(codes, left, part) }
-        }
-        unsafe { tail(chunks, codes, left, part) }
     }
 }
 
