@@ -59,8 +59,8 @@ pub fn keys(data: &[u8]) {
     groups::encode(f, isa::kernels(), &x, &mut source);
     let to: Vec<u32> = bytes.iter().take(40).map(|&b| u32::from(b) % cells as u32).collect();
     let from: Vec<u32> = (0..to.len() as u32).collect();
-    let src = state::Rows { data: source.as_mut_ptr(), cells: GROUP_CELLS };
-    let dst = state::Rows { data: cache.as_mut_ptr(), cells };
+    let src = state::CacheRows { data: source.as_mut_ptr(), cells: GROUP_CELLS };
+    let dst = state::CacheRows { data: cache.as_mut_ptr(), cells };
     // SAFETY: both hold their cells.
     unsafe { state::recode(c.id(), 1, src, dst, &from, &to) }.expect("cells within both");
     let mut back = vec![0.0f32; cells * c.head_size];

@@ -125,7 +125,7 @@ mod tests {
 
     /// The same in f64 on decoded rows, with plain loops.
     fn naive(q: &[f32], heads: usize, k: &Cache, v: &Cache, cells: usize, o: &AttendOptions) -> Vec<f64> {
-        let (dk, dv, group) = (k.head_size(), v.head_size(), heads / k.heads());
+        let (dk, dv, heads_per_kv) = (k.head_size(), v.head_size(), heads / k.heads());
         let n = q.len() / heads / dk;
         let keys: Vec<Vec<f32>> = (0..cells).map(|c| key(k, c)).collect();
         let values: Vec<Vec<f32>> = (0..cells).map(|c| v.read(c).unwrap()).collect();
@@ -133,7 +133,7 @@ mod tests {
         for t in 0..n {
             for h in 0..heads {
                 let query = &q[(t * heads + h) * dk..][..dk];
-                let kv = h / group;
+                let kv = h / heads_per_kv;
                 let mut weights = Vec::new();
                 for c in 0..cells {
                     let dot: f64 = (0..dk).map(|i| f64::from(query[i]) * f64::from(keys[c][kv * dk + i])).sum();

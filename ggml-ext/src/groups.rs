@@ -22,7 +22,7 @@
 //! reading and writing the whole cache, and cells that nobody has used must not settle on an I-frame by that.
 
 use crate::codec::clean;
-use crate::codec::delta::{Delta, Kind, GROUP_CELLS};
+use crate::codec::delta::{Delta, RowKind, GROUP_CELLS};
 use crate::codec::format::RowFormat;
 use crate::isa::{padded, Kernels, LevelBlock, Role, CELLS};
 use crate::lanes::{Lanes, LANES};
@@ -138,7 +138,7 @@ impl Walker {
         let size = self.format.size();
         // SAFETY: the caller's promise; kernels run on the CPU they were chosen for.
         unsafe {
-            if kind(place, place.row) == Kind::Empty {
+            if kind(place, place.row) == RowKind::Empty {
                 return x[..size].fill(0.0);
             }
             self.enter(place);
@@ -158,7 +158,7 @@ impl Walker {
         let (size, row) = (self.format.size(), place.row);
         // SAFETY: the caller's promise; kernels run on the CPU they were chosen for.
         unsafe {
-            if x[..size].iter().all(|&x| x == 0.0) && kind(place, row) == Kind::Empty {
+            if x[..size].iter().all(|&x| x == 0.0) && kind(place, row) == RowKind::Empty {
                 return;
             }
             let (mut plain, mut key) = (Room::new(), Room::new());
@@ -169,12 +169,12 @@ impl Walker {
             if !self.format.has_frame(place.group) {
                 self.found(place, key);
             }
-            let follows = row > 0 && kind(place, row - 1) != Kind::Empty;
+            let follows = row > 0 && kind(place, row - 1) != RowKind::Empty;
             if follows {
                 self.go_to(place, row - 1);
             }
             let mut after = Room::new();
-            let after = (row + 1 < place.rows && stored_kind(place, row + 1) == Kind::Chained).then(|| {
+            let after = (row + 1 < place.rows && stored_kind(place, row + 1) == RowKind::Chained).then(|| {
                 let (at, u) = (self.at, self.u.clone());
                 self.go_to(place, row + 1);
                 let after = after.zeros(size);
@@ -260,7 +260,7 @@ impl Walker {
         // SAFETY: the caller's promise; rows up to `row`.
         unsafe {
             let mut first = row;
-            while self.at.is_none_or(|at| at + 1 != first) && kind(place, first) == Kind::Chained {
+            while self.at.is_none_or(|at| at + 1 != first) && kind(place, first) == RowKind::Chained {
                 first -= 1;
             }
             self.step(place, first, row);
@@ -278,7 +278,7 @@ impl Walker {
             levels: levels.as_mut_ptr().cast(),
             scales: scales.as_mut_ptr().cast(),
             width: self.width,
-            group: layout.group,
+            scale_group: layout.scale_group,
         };
         let cells = last + 1 - first;
         // SAFETY: rows of the group, at most a block of them, which the kernels find unpacked.
@@ -351,17 +351,17 @@ pub unsafe fn keep(format: Delta, kernels: &'static Kernels, place: Place, kept:
 }
 
 /// What a row says it is.
-unsafe fn stored_kind(place: Place, row: usize) -> Kind {
+unsafe fn stored_kind(place: Place, row: usize) -> RowKind {
     // SAFETY: the first four bytes of the caller's row.
     Delta::kind(unsafe { std::slice::from_raw_parts(place.group.add(row * place.stride), 4) })
 }
 
 /// What a row is to a reader: one that says chained is that only where the row before is there.
-unsafe fn kind(place: Place, row: usize) -> Kind {
+unsafe fn kind(place: Place, row: usize) -> RowKind {
     // SAFETY: the caller's row, and the one before where there is one.
     unsafe {
         match stored_kind(place, row) {
-            Kind::Chained if row == 0 || stored_kind(place, row - 1) == Kind::Empty => Kind::Restart,
+            RowKind::Chained if row == 0 || stored_kind(place, row - 1) == RowKind::Empty => RowKind::Restart,
             kind => kind,
         }
     }

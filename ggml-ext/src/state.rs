@@ -439,7 +439,7 @@ impl StateCache {
 
 /// Cells of a cache whose rows are coded together, as memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows {
+pub struct CacheRows {
     /// Cell 0.
     pub data: *mut u8,
     /// Cells.
@@ -450,7 +450,14 @@ pub struct Rows {
 ///
 /// # Safety
 /// `src` and `dst` hold their cells, and nobody else uses `dst` meanwhile.
-pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], to: &[u32]) -> Result<(), String> {
+pub unsafe fn recode(
+    id: i32,
+    heads: usize,
+    src: CacheRows,
+    dst: CacheRows,
+    from: &[u32],
+    to: &[u32],
+) -> Result<(), String> {
     let Some((c, format)) = concrete(id).and_then(|c| Some((c, c.format().grouped()?))) else {
         return Err(format!("type {id} has no cells that are coded together"));
     };
@@ -459,13 +466,14 @@ pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], 
         return Err(format!("cell {cell} is outside of the cache"));
     }
     let stride = heads * c.row_bytes();
-    let layout = |rows: Rows| GroupLayout::new(rows.data, stride, rows.cells, format);
+    let layout = |rows: CacheRows| GroupLayout::new(rows.data, stride, rows.cells, format);
     let (reads, writes) = (layout(src), layout(dst));
     let mut key = vec![0.0f32; c.head_size];
     for head in 0..heads {
         let (mut reader, mut writer) = (Walker::new(format, isa::kernels()), Walker::new(format, isa::kernels()));
         for (&from, &to) in from.iter().zip(to) {
-            let row = |rows: Rows, cell: u32| rows.data.wrapping_add(cell as usize * stride + head * c.row_bytes());
+            let row =
+                |rows: CacheRows, cell: u32| rows.data.wrapping_add(cell as usize * stride + head * c.row_bytes());
             // SAFETY: cells within both caches, one head of each.
             unsafe {
                 reader.read(reads.place(row(src, from)).0, &mut key);
@@ -482,7 +490,7 @@ pub unsafe fn recode(id: i32, heads: usize, src: Rows, dst: Rows, from: &[u32], 
 ///
 /// # Safety
 /// `rows` holds its cells, from the beginning of a group on, and nobody else uses them meanwhile.
-pub unsafe fn keep(id: i32, heads: usize, rows: Rows, keep: &[bool]) -> Result<(), String> {
+pub unsafe fn keep(id: i32, heads: usize, rows: CacheRows, keep: &[bool]) -> Result<(), String> {
     let Some((c, format)) = concrete(id).and_then(|c| Some((c, c.format().grouped()?))) else {
         return Err(format!("type {id} has no cells that are coded together"));
     };

@@ -33,7 +33,7 @@ use crate::tensor::Tensor;
 use memory::BlockShape;
 use queries::QueryRows;
 use side::KvSide;
-use split::{Rows, SharedPanel, Split, Work};
+use split::{SharedPanel, Split, TileRows, Work};
 use tile::{RowState, Scratch, Tile, TileShape};
 
 pub use run::{run, step, work_size};
@@ -296,7 +296,7 @@ impl<'a> Attention<'a> {
     }
 
     /// (query head, token) of row r of a tile.
-    fn place(&self, rows: &Rows, r: usize) -> (usize, usize) {
+    fn place(&self, rows: &TileRows, r: usize) -> (usize, usize) {
         let row = rows.rows.start + r;
         (rows.kv_head * self.heads_per_kv + row % self.heads_per_kv, row / self.heads_per_kv)
     }

@@ -36,7 +36,7 @@ fn table_len(k: &KvSide) -> usize {
 impl<'a> QueryRows<'a> {
     /// Bytes of so many rows.
     pub fn bytes(k: &KvSide, rows: usize) -> usize {
-        let groups = rows * k.width / k.group();
+        let groups = rows * k.width / k.scale_group();
         bytes_of::<f32>(rows * k.width)
             + bytes_of::<i8>(rows * k.width)
             + 2 * bytes_of::<f32>(groups)
@@ -48,7 +48,7 @@ impl<'a> QueryRows<'a> {
     /// # Safety
     /// `cut` is the memory of these rows for as long as they are used.
     pub unsafe fn new(k: &'a KvSide, kernels: &'static Kernels, rows: usize, factor: f32, cut: &mut Cut) -> Self {
-        let groups = rows * k.width / k.group();
+        let groups = rows * k.width / k.scale_group();
         QueryRows {
             k,
             kernels,
@@ -60,7 +60,7 @@ impl<'a> QueryRows<'a> {
                 sums: cut.take(groups),
                 count: rows,
                 width: k.width,
-                group: k.group(),
+                scale_group: k.scale_group(),
             },
             tables: cut.take(rows * table_len(k)),
             table_len: table_len(k),

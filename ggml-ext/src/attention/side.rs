@@ -158,9 +158,9 @@ impl KvSide {
     }
 
     /// Values that share a scale, 32 where there are no levels.
-    pub fn group(&self) -> usize {
+    pub fn scale_group(&self) -> usize {
         match self.reader {
-            Reader::Levels(layout) => layout.group,
+            Reader::Levels(layout) => layout.scale_group,
             _ => BLOCK,
         }
     }
@@ -176,7 +176,7 @@ impl KvSide {
 
     /// A block over these buffers, shaped for this side's levels.
     pub fn block(&self, levels: *mut i8, scales: *mut f32) -> LevelBlock {
-        LevelBlock { levels, scales, width: self.width, group: self.group() }
+        LevelBlock { levels, scales, width: self.width, scale_group: self.scale_group() }
     }
 
     /// Unpacks cells as levels.
@@ -204,7 +204,7 @@ impl KvSide {
         // SAFETY: the cache goes on behind a view that ends within a group.
         unsafe {
             let m = std::slice::from_raw_parts_mut(m, self.width);
-            Some((kernels.group)(format, self.data(cells).0, row_bytes, rows, m))
+            Some((kernels.frame_and_chain)(format, self.data(cells).0, row_bytes, rows, m))
         }
     }
 

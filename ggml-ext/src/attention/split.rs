@@ -82,7 +82,7 @@ pub(super) struct Panel {
 
 /// Query rows of one KV head of one stream.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Rows {
+pub(super) struct TileRows {
     pub stream: usize,
     pub kv_head: usize,
     pub rows: Range<usize>,
@@ -90,12 +90,12 @@ pub(super) struct Rows {
 
 impl Panel {
     /// The rows of its head number `at`.
-    pub fn tile(&self, at: usize) -> Rows {
-        Rows { stream: self.stream, kv_head: self.heads.start + at, rows: self.rows.clone() }
+    pub fn tile(&self, at: usize) -> TileRows {
+        TileRows { stream: self.stream, kv_head: self.heads.start + at, rows: self.rows.clone() }
     }
 
     /// Head by head.
-    pub fn tiles(&self) -> impl Iterator<Item = Rows> + '_ {
+    pub fn tiles(&self) -> impl Iterator<Item = TileRows> + '_ {
         (0..self.heads.len()).map(|at| self.tile(at))
     }
 }

@@ -7,7 +7,7 @@
 use super::memory::{bytes_of, BlockRoom, BlockShape, Cut};
 use super::queries::{QueryRows, MANY_ROWS};
 use super::side::Cells;
-use super::split::Rows;
+use super::split::TileRows;
 use super::Attention;
 use crate::codec::plain::Plain;
 use crate::isa::{Matrix, MatrixMut, Role, Sight, CELLS};
@@ -74,7 +74,7 @@ impl Scratch {
 pub(super) struct Tile<'a> {
     attention: &'a Attention<'a>,
     shape: TileShape,
-    rows: Rows,
+    rows: TileRows,
     /// The number of rows.
     count: usize,
     /// Per row: maximum and sum.
@@ -91,7 +91,7 @@ impl<'a> Tile<'a> {
     /// # Safety
     /// `memory` is 64-byte aligned, has shape.tile_bytes() bytes and is this tile's alone; `shape` has room for the rows; the
     /// tensors hold what their shapes say.
-    pub unsafe fn new(attention: &'a Attention<'a>, shape: TileShape, rows: Rows, memory: *mut u8) -> Tile<'a> {
+    pub unsafe fn new(attention: &'a Attention<'a>, shape: TileShape, rows: TileRows, memory: *mut u8) -> Tile<'a> {
         let (op, count) = (attention.op, rows.rows.len());
         let factor = if op.logit_softcap == 0.0 { op.scale } else { op.scale / op.logit_softcap };
         // SAFETY: the caller's promise.
@@ -114,7 +114,7 @@ impl<'a> Tile<'a> {
         tile
     }
 
-    pub fn rows(&self) -> &Rows {
+    pub fn rows(&self) -> &TileRows {
         &self.rows
     }
 

@@ -68,7 +68,7 @@ pub struct Delta {
 
 /// What a row is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RowKind {
     /// Never written: a key of zeros.
     Empty,
     /// A difference from m.
@@ -146,23 +146,23 @@ impl Delta {
 
     /// Sixteen values of the deviation u of the row before become those of this row, which has these levels and this scale.
     #[inline(always)]
-    pub fn follow(levels: &[i8; LANES], scale: f32, kind: Kind, m: &[f32], u: &mut [f32; LANES]) {
+    pub fn follow(levels: &[i8; LANES], scale: f32, kind: RowKind, m: &[f32], u: &mut [f32; LANES]) {
         let d = levels.map(|level| f32::from(level) * scale);
         match kind {
-            Kind::Chained => u.iter_mut().zip(d).for_each(|(u, d)| *u = u.mul_add(RHO, d)),
-            Kind::Alone => u.iter_mut().zip(d).zip(m).for_each(|((u, d), m)| *u = d - m),
+            RowKind::Chained => u.iter_mut().zip(d).for_each(|(u, d)| *u = u.mul_add(RHO, d)),
+            RowKind::Alone => u.iter_mut().zip(d).zip(m).for_each(|((u, d), m)| *u = d - m),
             _ => *u = d,
         }
     }
 
     /// What a row says it is.
     #[inline(always)]
-    pub fn kind(row: &[u8]) -> Kind {
+    pub fn kind(row: &[u8]) -> RowKind {
         match first_word(row) & KIND {
-            0 => Kind::Empty,
-            RESTART => Kind::Restart,
-            CHAINED => Kind::Chained,
-            _ => Kind::Alone,
+            0 => RowKind::Empty,
+            RESTART => RowKind::Restart,
+            CHAINED => RowKind::Chained,
+            _ => RowKind::Alone,
         }
     }
 

@@ -12,7 +12,7 @@ pub struct LevelLayout {
     /// Levels of a row.
     pub values: usize,
     /// Levels that share a scale: 16 or 32.
-    pub group: usize,
+    pub scale_group: usize,
     /// Bytes from the beginning of a row that unpacking reads.
     pub row_bytes: usize,
     /// Where the scales are.

@@ -84,7 +84,7 @@ impl Blocks {
     pub fn levels(self) -> LevelLayout {
         LevelLayout {
             values: self.size,
-            group: BLOCK,
+            scale_group: BLOCK,
             row_bytes: self.size / BLOCK * self.block_bytes(),
             scales: Scales::PerGroup { step: self.block_bytes(), unit: 1.0 },
             packing: Packing::Blocks(self),

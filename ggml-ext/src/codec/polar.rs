@@ -296,7 +296,7 @@ impl RowFormat for Polar {
     fn levels(self) -> LevelLayout {
         LevelLayout {
             values: self.size,
-            group: BLOCK,
+            scale_group: BLOCK,
             row_bytes: self.row_bytes(),
             scales: Scales::PerGroup { step: 2, unit: 1.0 / LEVEL_UNIT },
             packing: Packing::Angles(self),

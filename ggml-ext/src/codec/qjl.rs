@@ -177,7 +177,7 @@ impl RowFormat for Qjl {
     fn levels(self) -> LevelLayout {
         LevelLayout {
             values: padded(self.size),
-            group: BLOCK,
+            scale_group: BLOCK,
             row_bytes: self.row_bytes(),
             // One for all of them, whatever the padding.
             scales: Scales::PerGroup { step: 0, unit: self.scale_factor() },

@@ -104,7 +104,7 @@ impl Srft {
     }
 
     /// Values of a group.
-    pub fn group(self) -> usize {
+    pub fn scale_group(self) -> usize {
         if self.size.is_multiple_of(GROUP) {
             GROUP
         } else {
@@ -113,13 +113,13 @@ impl Srft {
     }
 
     /// Groups of a row.
-    pub fn groups(self) -> usize {
-        self.size / self.group()
+    pub fn scale_groups(self) -> usize {
+        self.size / self.scale_group()
     }
 
     /// Bytes of the scales, which come first.
     pub fn scale_bytes(self) -> usize {
-        2 * self.groups()
+        2 * self.scale_groups()
     }
 
     /// The rotation of this head size.
@@ -131,7 +131,7 @@ impl Srft {
     #[inline(always)]
     pub fn encode_rotated<S: Simd>(self, x: &[f32], row: &mut [u8]) {
         let (scales, body) = row[..self.row_bytes()].split_at_mut(self.scale_bytes());
-        let (mut codes, group) = (Room::new(), self.group());
+        let (mut codes, group) = (Room::new(), self.scale_group());
         let codes: &mut [u8] = codes.zeros(self.size);
         for (g, (x, codes)) in x.chunks_exact(group).zip(codes.chunks_exact_mut(group)).enumerate() {
             let scale = match (self.bits, group) {
@@ -154,7 +154,7 @@ impl Srft {
         let (mut levels, mut scales) = (Room::new(), [0.0f32; MAX_HEAD / 16]);
         let levels = levels.zeros(self.size);
         self.unpack(row, levels, &mut scales);
-        let group = self.group();
+        let group = self.scale_group();
         for (g, x) in x[..self.size].chunks_exact_mut(group).enumerate() {
             for (x, &level) in x.iter_mut().zip(&levels[g * group..]) {
                 *x = f32::from(level) * scales[g];
@@ -254,7 +254,7 @@ impl RowFormat for Srft {
     fn levels(self) -> LevelLayout {
         LevelLayout {
             values: self.size,
-            group: self.group(),
+            scale_group: self.scale_group(),
             row_bytes: self.row_bytes(),
             scales: Scales::PerGroup { step: 2, unit: 1.0 / SCALE_UNIT },
             packing: Packing::Codes(self),
@@ -449,7 +449,7 @@ mod tests {
                 let codes: Vec<u8> = (0..size).map(|i| ((i * 37 + i / 7) % (1 << bits)) as u8).collect();
                 let mut row = vec![0u8; f.row_bytes()];
                 f.pack(&codes, &mut row[f.scale_bytes()..]);
-                let (mut levels, mut scales) = (vec![0i8; size], vec![0.0; f.groups()]);
+                let (mut levels, mut scales) = (vec![0i8; size], vec![0.0; f.scale_groups()]);
                 f.unpack(&row, &mut levels, &mut scales);
                 for i in 0..size {
                     let want = match bits {

@@ -216,7 +216,7 @@ impl RowFormat for Turbo {
     fn levels(self) -> LevelLayout {
         LevelLayout {
             values: 2 * padded(self.size),
-            group: BLOCK,
+            scale_group: BLOCK,
             row_bytes: self.row_bytes(),
             scales: Scales::PerHalf(self.scale_factors()),
             packing: Packing::CodesAndSigns(self),

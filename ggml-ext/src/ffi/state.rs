@@ -293,7 +293,7 @@ pub unsafe extern "C" fn ggml_ext_state_keep(
     cells: usize,
     keep: *const bool,
 ) -> bool {
-    let rows = state::Rows { data: rows, cells };
+    let rows = state::CacheRows { data: rows, cells };
     // SAFETY: the caller's promise.
     report(|| unsafe { state::keep(id, count(heads), rows, slice(keep, cells)) })
 }
@@ -314,8 +314,8 @@ pub unsafe extern "C" fn ggml_ext_state_recode(
     to: *const u32,
     n: usize,
 ) -> bool {
-    let src = state::Rows { data: src.cast_mut(), cells: src_cells };
-    let dst = state::Rows { data: dst, cells: dst_cells };
+    let src = state::CacheRows { data: src.cast_mut(), cells: src_cells };
+    let dst = state::CacheRows { data: dst, cells: dst_cells };
     // SAFETY: the caller's promise; what is read is not written.
     report(|| unsafe { state::recode(id, count(heads), src, dst, slice(from, n), slice(to, n)) })
 }

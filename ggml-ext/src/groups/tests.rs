@@ -70,7 +70,7 @@ impl Cache {
         &self.bytes[(cell * HEADS + head) * bytes..][..bytes]
     }
 
-    fn kind(&self, cell: usize, head: usize) -> Kind {
+    fn kind(&self, cell: usize, head: usize) -> RowKind {
         Delta::kind(self.row(cell, head))
     }
 
@@ -97,18 +97,18 @@ impl Cache {
         for c in first..=cell {
             let mut d = vec![0.0f32; size];
             f.residual().decode_rotated(self.row(c, head), &mut d);
-            let after = c > first && self.kind(c - 1, head) != Kind::Empty;
+            let after = c > first && self.kind(c - 1, head) != RowKind::Empty;
             for (i, key) in key.iter_mut().enumerate() {
                 *key = f64::from(d[i])
                     + match self.kind(c, head) {
-                        Kind::Chained if after => m[i] + f64::from(RHO) * (*key - m[i]),
-                        Kind::Chained | Kind::Restart => m[i],
-                        Kind::Alone | Kind::Empty => 0.0,
+                        RowKind::Chained if after => m[i] + f64::from(RHO) * (*key - m[i]),
+                        RowKind::Chained | RowKind::Restart => m[i],
+                        RowKind::Alone | RowKind::Empty => 0.0,
                     };
             }
         }
         let mut x = vec![0.0; size];
-        if self.kind(cell, head) != Kind::Empty {
+        if self.kind(cell, head) != RowKind::Empty {
             f.rotation().backward(&key.iter().map(|&x| x as f32).collect::<Vec<_>>(), &mut x);
         }
         x
@@ -230,10 +230,10 @@ proptest! {
                 let same_group = c / GROUP_CELLS == cell / GROUP_CELLS;
                 if c == cell + 1 && same_group && touched {
                     moved = least(&before[c * HEADS + 1]);
-                    prop_assert_ne!(cache.kind(c, 1), Kind::Chained);
+                    prop_assert_ne!(cache.kind(c, 1), RowKind::Chained);
                 } else {
                     prop_assert!(!touched, "row {} was touched by a write to {}", c, cell);
-                    let hangs_on = c > cell + 1 && same_group && cache.kind(c, 1) == Kind::Chained;
+                    let hangs_on = c > cell + 1 && same_group && cache.kind(c, 1) == RowKind::Chained;
                     moved *= if hangs_on { f64::from(RHO) } else { 0.0 };
                 }
                 // Along a chain what is left of a move falls below what f32 rounds; rows that hang on nothing stay exactly.
@@ -423,7 +423,7 @@ fn zeros_leave_an_unwritten_cell_alone() {
     assert!(cache.bytes.iter().all(|&b| b == 0));
     cache.write(&mut walker, 5, 0, Noise::new(2).row(64));
     cache.write(&mut walker, 5, 0, vec![0.0; 64]);
-    assert_ne!(cache.kind(5, 0), Kind::Empty);
+    assert_ne!(cache.kind(5, 0), RowKind::Empty);
     assert!(energy(&cache.read()[5 * HEADS]) < 0.5);
     assert!(cache.read()[6 * HEADS].iter().all(|&x| x == 0.0));
 }

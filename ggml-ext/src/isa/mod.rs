@@ -15,6 +15,8 @@
 //! Queries meet levels as bytes with a scale per group of their own, so that a large channel takes precision from its
 //! group alone. A score is the sum over groups of (integer dot) * (scale of the key * scale of the query).
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod generic;
 pub mod scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -24,7 +26,7 @@ pub mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub mod neon;
 
-use crate::codec::delta::{Chain, Delta, Kind};
+use crate::codec::delta::{Chain, Delta, RowKind};
 use crate::codec::format::Format;
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
@@ -73,8 +75,8 @@ pub enum Sight {
 
 /// width / group, without a division.
 #[inline(always)]
-fn groups(width: usize, group: usize) -> usize {
-    if group == 32 {
+fn scale_groups(width: usize, scale_group: usize) -> usize {
+    if scale_group == 32 {
         width / 32
     } else {
         width / 16
@@ -86,29 +88,29 @@ fn groups(width: usize, group: usize) -> usize {
 pub struct LevelBlock {
     /// CELLS rows of `width` levels.
     pub levels: *mut i8,
-    /// CELLS times `groups()` scales.
+    /// CELLS times `scale_groups()` scales.
     pub scales: *mut f32,
     /// Values of a row, padded.
     pub width: usize,
     /// Values that share a scale.
-    pub group: usize,
+    pub scale_group: usize,
 }
 
 impl LevelBlock {
     /// Groups of a row, padding included.
     #[inline(always)]
-    pub fn groups(&self) -> usize {
-        groups(self.width, self.group)
+    pub fn scale_groups(&self) -> usize {
+        scale_groups(self.width, self.scale_group)
     }
 
     /// Where the scale of group `g` of cell `c` is.
     ///
     /// # Safety
-    /// `scales` has room for CELLS cells, `c` is below CELLS and `g` at most `groups()`.
+    /// `scales` has room for CELLS cells, `c` is below CELLS and `g` at most `scale_groups()`.
     #[inline(always)]
     pub unsafe fn scale_at(&self, c: usize, g: usize) -> *mut f32 {
         // SAFETY: the caller's promise.
-        unsafe { self.scales.add((c / BUNDLE * self.groups() + g) * BUNDLE + c % BUNDLE) }
+        unsafe { self.scales.add((c / BUNDLE * self.scale_groups() + g) * BUNDLE + c % BUNDLE) }
     }
 }
 
@@ -126,14 +128,14 @@ pub struct Queries {
     /// Bytes of a row: the key's.
     pub width: usize,
     /// Values that share a scale: the key's.
-    pub group: usize,
+    pub scale_group: usize,
 }
 
 impl Queries {
     /// Groups of a row, padding included.
     #[inline(always)]
-    pub fn groups(&self) -> usize {
-        groups(self.width, self.group)
+    pub fn scale_groups(&self) -> usize {
+        scale_groups(self.width, self.scale_group)
     }
 }
 
@@ -152,9 +154,9 @@ pub struct Kernels {
     pub encode_key: EncodeKey,
     /// The deviation `u` of a row becomes that of the last of the rows after it that are in the block: a first row of any
     /// kind, and then chained ones.
-    pub follow: unsafe fn(d: LevelBlock, cells: usize, first: Kind, m: &[f32], u: &mut [f32]),
+    pub follow: unsafe fn(d: LevelBlock, cells: usize, first: RowKind, m: &[f32], u: &mut [f32]),
     /// The I-frame of the group of `rows` rows, `stride` bytes apart, padded with zeros, and who passes on to whom in it.
-    pub group: unsafe fn(Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain,
+    pub frame_and_chain: unsafe fn(Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain,
     /// Scores of differences become scores of keys: `rows` rows of CELLS, whose queries are factor * rows of q.
     pub chain_scores: unsafe fn(chain: &Chain, m: &[f32], q: Matrix, factor: f32, rows: usize, scores: *mut f32),
     /// y = R x.
@@ -262,14 +264,14 @@ macro_rules! compile_portable_kernels {
             f.encode_key::<$simd>(x, m, before, row)
         }
         #[target_feature(enable = $feature)]
-        unsafe fn follow(d: LevelBlock, cells: usize, first: Kind, m: &[f32], u: &mut [f32]) {
+        unsafe fn follow(d: LevelBlock, cells: usize, first: RowKind, m: &[f32], u: &mut [f32]) {
             // SAFETY: the caller's promise is passed on.
             unsafe { scalar::follow(d, cells, first, m, u) }
         }
         #[target_feature(enable = $feature)]
-        unsafe fn group(f: Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain {
+        unsafe fn frame_and_chain(f: Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain {
             // SAFETY: the caller's promise is passed on.
-            unsafe { scalar::group::<$simd>(f, data, stride, rows, m) }
+            unsafe { scalar::frame_and_chain::<$simd>(f, data, stride, rows, m) }
         }
         #[target_feature(enable = $feature)]
         unsafe fn chain_scores(chain: &Chain, m: &[f32], q: Matrix, factor: f32, rows: usize, scores: *mut f32) {
@@ -323,63 +325,6 @@ macro_rules! compile_portable_kernels {
 }
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use compile_portable_kernels;
-
-/// Calls the body with the `Chunks` of a packing, `flip` mixed into its levels where there is one. The types that it
-/// names are those of the instruction set that calls it.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-macro_rules! with_chunks {
-    ($packing:expr $(, flip: $flip:expr)?, |$chunks:ident| $body:expr) => {{
-        use $crate::codec::levels::Packing;
-        match $packing {
-            Packing::Codes(f) => match f.bits() {
-                8 => {
-                    let $chunks = SrftChunks::<8>::new(f $(, $flip)?);
-                    $body
-                }
-                4 => {
-                    let $chunks = SrftChunks::<4>::new(f $(, $flip)?);
-                    $body
-                }
-                3 => {
-                    let $chunks = SrftChunks::<3>::new(f $(, $flip)?);
-                    $body
-                }
-                _ => {
-                    let $chunks = SrftChunks::<2>::new(f $(, $flip)?);
-                    $body
-                }
-            },
-            Packing::Angles(f) => {
-                let $chunks = PolarChunks::new(f $(, $flip)?);
-                $body
-            }
-            Packing::CodesAndSigns(f) => match f.bits() {
-                4 => {
-                    let $chunks = TurboChunks::<3>::new(f $(, $flip)?);
-                    $body
-                }
-                _ => {
-                    let $chunks = TurboChunks::<2>::new(f $(, $flip)?);
-                    $body
-                }
-            },
-            Packing::Signs(f) => {
-                let $chunks = Signs::of_qjl(f $(, $flip)?);
-                $body
-            }
-            Packing::Blocks(f) if f.bits() == 8 => {
-                let $chunks = BlockChunks::<8> { size: f.size() $(, flip: $flip)? };
-                $body
-            }
-            Packing::Blocks(f) => {
-                let $chunks = BlockChunks::<4> { size: f.size() $(, flip: $flip)? };
-                $body
-            }
-        }
-    }};
-}
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-pub(crate) use with_chunks;
 
 /// Splits rows into nearly equal parts, none larger than the last of the listed sizes 1, 2, …, and calls the body
 /// with the part's first row and its size as a constant.

@@ -1,7 +1,7 @@
 //! The definition of every kernel, in portable Rust. The compiler vectorizes much of it where it may.
 
 use super::{padded, Kernels, LevelBlock, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
-use crate::codec::delta::{Chain, Delta, Kind};
+use crate::codec::delta::{Chain, Delta, RowKind};
 use crate::codec::format::RowFormat;
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
@@ -17,7 +17,7 @@ pub static KERNELS: Kernels = Kernels {
     decode: |f, row, x| f.decode::<Lanes>(row, x),
     encode_key: |f, x, m, before, row| f.encode_key::<Lanes>(x, m, before, row),
     follow,
-    group: group::<Lanes>,
+    frame_and_chain: frame_and_chain::<Lanes>,
     chain_scores: chain_scores::<Lanes>,
     rotate: |r: &Rotation, x, y| Lanes::rotate(r, x, y),
     rotate_back: |r: &Rotation, y, x| Lanes::rotate_back(r, y, x),
@@ -50,8 +50,8 @@ pub unsafe fn unpack(layout: LevelLayout, data: *const u8, stride: usize, n: usi
         unsafe {
             let row = std::slice::from_raw_parts(data.add(c * stride), layout.row_bytes);
             let levels = std::slice::from_raw_parts_mut(out.levels.add(c * out.width), out.width);
-            unpack_row(layout, row, levels, &mut scales[..out.groups()]);
-            for (g, &s) in scales[..out.groups()].iter().enumerate() {
+            unpack_row(layout, row, levels, &mut scales[..out.scale_groups()]);
+            for (g, &s) in scales[..out.scale_groups()].iter().enumerate() {
                 *out.scale_at(c, g) = s;
             }
         }
@@ -62,7 +62,7 @@ pub unsafe fn unpack(layout: LevelLayout, data: *const u8, stride: usize, n: usi
 #[inline]
 pub fn unpack_row(layout: LevelLayout, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
     levels[layout.values..].fill(0);
-    scales[layout.values / layout.group..].fill(0.0);
+    scales[layout.values / layout.scale_group..].fill(0.0);
     layout.packing.unpack(row, levels, scales);
 }
 
@@ -71,16 +71,16 @@ pub fn unpack_row(layout: LevelLayout, row: &[u8], levels: &mut [i8], scales: &m
 /// # Safety
 /// The block holds as many cells, of u.len() values.
 #[inline(always)]
-pub unsafe fn follow(d: LevelBlock, cells: usize, first: Kind, m: &[f32], u: &mut [f32]) {
+pub unsafe fn follow(d: LevelBlock, cells: usize, first: RowKind, m: &[f32], u: &mut [f32]) {
     for (i, (u, m)) in u.as_chunks_mut::<LANES>().0.iter_mut().zip(m.chunks_exact(LANES)).enumerate() {
         let mut row = *u;
         for c in 0..cells {
             // SAFETY: sixteen levels of cell c, and their scale.
             let (levels, scale) = unsafe {
                 let levels = d.levels.add(c * d.width + i * LANES).cast::<[i8; LANES]>();
-                (&*levels, *d.scale_at(c, i * LANES / d.group))
+                (&*levels, *d.scale_at(c, i * LANES / d.scale_group))
             };
-            Delta::follow(levels, scale, if c == 0 { first } else { Kind::Chained }, m, &mut row);
+            Delta::follow(levels, scale, if c == 0 { first } else { RowKind::Chained }, m, &mut row);
         }
         *u = row;
     }
@@ -91,7 +91,7 @@ pub unsafe fn follow(d: LevelBlock, cells: usize, first: Kind, m: &[f32], u: &mu
 /// # Safety
 /// `data` holds the rows.
 #[inline(always)]
-pub unsafe fn group<S: Simd>(f: Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain {
+pub unsafe fn frame_and_chain<S: Simd>(f: Delta, data: *const u8, stride: usize, rows: usize, m: &mut [f32]) -> Chain {
     m[f.size()..].fill(0.0);
     // SAFETY: the caller's promise.
     unsafe {
@@ -149,14 +149,15 @@ pub unsafe fn widen(kind: Plain, data: *const u8, stride: usize, n: usize, size:
 pub unsafe fn quantize_query(q: &[f32], factor: f32, out: Queries, row: usize) {
     // A query that is not finite has no 8-bit form: its scores are NaN, as they would be in f32.
     let finite = q.iter().all(|x| x.is_finite());
-    for g in 0..out.groups() {
+    for g in 0..out.scale_groups() {
         // SAFETY: group g of the row.
         let (bytes, scale, sum) = unsafe {
-            let at = row * out.groups() + g;
-            let bytes = std::slice::from_raw_parts_mut(out.bytes.add(row * out.width + g * out.group), out.group);
+            let at = row * out.scale_groups() + g;
+            let bytes =
+                std::slice::from_raw_parts_mut(out.bytes.add(row * out.width + g * out.scale_group), out.scale_group);
             (bytes, &mut *out.scales.add(at), &mut *out.sums.add(at))
         };
-        let values = q.get(g * out.group..(g + 1) * out.group).unwrap_or(&[]);
+        let values = q.get(g * out.scale_group..(g + 1) * out.scale_group).unwrap_or(&[]);
         let mut top = Lanes::ZERO;
         for x in values.chunks_exact(LANES) {
             top = Lanes::load(x).abs().max(top);
@@ -186,13 +187,14 @@ pub unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
     for r in 0..q.count {
         for c in 0..n {
             let mut sum = 0.0f32;
-            for g in 0..k.groups() {
+            for g in 0..k.scale_groups() {
                 // SAFETY: group g of row r and of cell c.
                 unsafe {
-                    let bytes = std::slice::from_raw_parts(q.bytes.add(r * q.width + g * q.group), q.group);
-                    let levels = std::slice::from_raw_parts(k.levels.add(c * k.width + g * k.group), k.group);
+                    let bytes = std::slice::from_raw_parts(q.bytes.add(r * q.width + g * q.scale_group), q.scale_group);
+                    let levels =
+                        std::slice::from_raw_parts(k.levels.add(c * k.width + g * k.scale_group), k.scale_group);
                     let dot: i32 = bytes.iter().zip(levels).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum();
-                    let scale = *k.scale_at(c, g) * *q.scales.add(r * q.groups() + g);
+                    let scale = *k.scale_at(c, g) * *q.scales.add(r * q.scale_groups() + g);
                     sum = (dot as f32).mul_add(scale, sum);
                 }
             }
@@ -233,7 +235,7 @@ pub unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: u
         for i in 0..v.width {
             // SAFETY: value i of cell c, and the rows of weights and acc.
             unsafe {
-                let value = f32::from(*v.levels.add(c * v.width + i)) * *v.scale_at(c, i / v.group);
+                let value = f32::from(*v.levels.add(c * v.width + i)) * *v.scale_at(c, i / v.scale_group);
                 for r in 0..rows {
                     let a = acc.add(r * v.width + i);
                     *a = value.mul_add(*weights.add(r * CELLS + c), *a);
@@ -250,13 +252,13 @@ pub unsafe fn weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: u
 #[inline(always)]
 pub unsafe fn expand(v: LevelBlock, n: usize, out: *mut f32) {
     for c in 0..n {
-        for g in 0..v.groups() {
+        for g in 0..v.scale_groups() {
             // SAFETY: group g of cell c.
             unsafe {
-                let at = c * v.width + g * v.group;
-                let levels = std::slice::from_raw_parts(v.levels.add(at), v.group);
+                let at = c * v.width + g * v.scale_group;
+                let levels = std::slice::from_raw_parts(v.levels.add(at), v.scale_group);
                 let scale = *v.scale_at(c, g);
-                let out = std::slice::from_raw_parts_mut(out.add(at), v.group);
+                let out = std::slice::from_raw_parts_mut(out.add(at), v.scale_group);
                 for (o, &l) in out.iter_mut().zip(levels) {
                     *o = f32::from(l) * scale;
                 }

@@ -103,7 +103,7 @@ impl Block {
     fn new(rows: LevelLayout) -> Block {
         // Stale contents must not matter.
         let width = padded(rows.values);
-        Block { levels: vec![77; CELLS * width], scales: vec![1e3; CELLS * width / rows.group], rows }
+        Block { levels: vec![77; CELLS * width], scales: vec![1e3; CELLS * width / rows.scale_group], rows }
     }
 
     fn raw(&mut self) -> LevelBlock {
@@ -111,7 +111,7 @@ impl Block {
             levels: self.levels.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
             width: padded(self.rows.values),
-            group: self.rows.group,
+            scale_group: self.rows.scale_group,
         }
     }
 }
@@ -126,16 +126,16 @@ struct Bytes {
 
 impl Bytes {
     fn new(kernels: &Kernels, rows: LevelLayout, queries: &[Vec<f32>]) -> Bytes {
-        let (width, group, count) = (padded(rows.values), rows.group, queries.len());
-        let (mut bytes, mut scales) = (vec![99i8; count * width], vec![9.0f32; count * width / group]);
-        let mut sums = vec![99; count * width / group];
+        let (width, scale_group, count) = (padded(rows.values), rows.scale_group, queries.len());
+        let (mut bytes, mut scales) = (vec![99i8; count * width], vec![9.0f32; count * width / scale_group]);
+        let mut sums = vec![99; count * width / scale_group];
         let raw = Queries {
             bytes: bytes.as_mut_ptr(),
             scales: scales.as_mut_ptr(),
             sums: sums.as_mut_ptr(),
             count,
             width,
-            group,
+            scale_group,
         };
         for (r, q) in queries.iter().enumerate() {
             // SAFETY: room for `count` rows, kernels of this CPU.
@@ -146,7 +146,8 @@ impl Bytes {
 
     /// Value i of row r.
     fn value(&self, r: usize, i: usize) -> f64 {
-        self.bytes[r * self.raw.width + i] as f64 * self.scales[r * self.raw.groups() + i / self.raw.group] as f64
+        self.bytes[r * self.raw.width + i] as f64
+            * self.scales[r * self.raw.scale_groups() + i / self.raw.scale_group] as f64
     }
 }
 
@@ -162,7 +163,7 @@ fn unpacks_alike(rows: LevelLayout, bytes: &[u8], row_bytes: usize) -> Result<()
             (k.unpack)(rows, bytes.as_ptr(), stride, n, Role::Expand, got.raw());
             let width = padded(rows.values);
             prop_assert_eq!(&got.levels[..n * width], &want.levels[..n * width], "{} {:?}", k.name, rows);
-            for (c, g) in (0..n).flat_map(|c| (0..width / rows.group).map(move |g| (c, g))) {
+            for (c, g) in (0..n).flat_map(|c| (0..width / rows.scale_group).map(move |g| (c, g))) {
                 prop_assert_eq!(*got.raw().scale_at(c, g), *want.raw().scale_at(c, g), "{} {:?}", k.name, rows);
             }
         }
@@ -187,14 +188,14 @@ fn queries_keep_their_values_and_are_alike_everywhere() {
         let mut queries: Vec<Vec<f32>> = (0..3).map(|_| noise.row(f.size())).collect();
         // A large channel, a zero group, and a denormal query.
         queries[0][5] = 1e4;
-        queries[1][..f.group()].fill(0.0);
+        queries[1][..f.scale_group()].fill(0.0);
         queries[2].fill(1e-42);
         let want = Bytes::new(&scalar::KERNELS, rows, &queries);
         for (r, q) in queries.iter().enumerate() {
-            for (g, q) in q.chunks_exact(f.group()).enumerate() {
+            for (g, q) in q.chunks_exact(f.scale_group()).enumerate() {
                 let top = q.iter().fold(0.0f32, |m, x| m.max(x.abs()));
                 for (i, &x) in q.iter().enumerate() {
-                    let error = (want.value(r, g * f.group() + i) - 0.5 * x as f64).abs();
+                    let error = (want.value(r, g * f.scale_group() + i) - 0.5 * x as f64).abs();
                     assert!(error <= 0.5 * (0.502 / 127.0) * top as f64 + 1e-41, "row {r}: {x} is off by {error}");
                 }
             }
@@ -645,7 +646,7 @@ fn chains_agree_with_scalar_to_the_bit() {
                 let (mut m, mut scores) = (vec![7.0f32; width], dots.clone());
                 // SAFETY: 64 rows, buffers of the promised shapes, kernels of this CPU.
                 unsafe {
-                    let chain = (k.group)(f, bytes.as_ptr(), stride, rows, &mut m);
+                    let chain = (k.frame_and_chain)(f, bytes.as_ptr(), stride, rows, &mut m);
                     // Bits that make numbers, not all of them small.
                     m.iter_mut().for_each(|m| *m = m.clamp(-4.0, 4.0));
                     let q = Matrix(q.as_ptr(), width);

@@ -1,7 +1,7 @@
 //! States against damage, against contexts that differ in one thing, and groups that move against a decoder.
 
 use super::*;
-use crate::codec::delta::{Delta, Kind};
+use crate::codec::delta::{Delta, RowKind};
 use crate::codec::format::RowFormat;
 use crate::random::Noise;
 use proptest::prelude::*;
@@ -223,8 +223,9 @@ fn recoded_cells_lose_one_rounding() {
         let mut target = written(f, 3 * GROUP_CELLS, 4);
         let from: Vec<u32> = (10..100).collect();
         let to: Vec<u32> = (10..100).map(|i| (i * 2 - 13) % 191).collect();
-        let rows = |bytes: &[u8], cells| Rows { data: bytes.as_ptr().cast_mut(), cells };
-        let (src, dst) = (rows(&source, 2 * GROUP_CELLS), Rows { data: target.as_mut_ptr(), cells: 3 * GROUP_CELLS });
+        let rows = |bytes: &[u8], cells| CacheRows { data: bytes.as_ptr().cast_mut(), cells };
+        let (src, dst) =
+            (rows(&source, 2 * GROUP_CELLS), CacheRows { data: target.as_mut_ptr(), cells: 3 * GROUP_CELLS });
         // SAFETY: both hold their cells, and are this test's alone.
         unsafe { recode(id, HEADS, src, dst, &from, &to) }.unwrap();
         for head in 0..HEADS {
@@ -241,7 +242,7 @@ fn recoded_cells_lose_one_rounding() {
             assert!(lost < bound * power, "{f:?}: {} of the energy", lost / power);
         }
     }
-    let none = Rows { data: std::ptr::null_mut(), cells: 0 };
+    let none = CacheRows { data: std::ptr::null_mut(), cells: 0 };
     // SAFETY: nothing is touched.
     unsafe {
         assert!(recode(148, 1, none, none, &[], &[]).is_err(), "srft4 has no groups");
@@ -251,7 +252,7 @@ fn recoded_cells_lose_one_rounding() {
 
 /// Which rows of a head are there.
 fn rows_of(f: Delta, bytes: &[u8], head: usize) -> Vec<bool> {
-    bytes.chunks_exact(f.row_bytes()).skip(head).step_by(HEADS).map(|row| Delta::kind(row) != Kind::Empty).collect()
+    bytes.chunks_exact(f.row_bytes()).skip(head).step_by(HEADS).map(|row| Delta::kind(row) != RowKind::Empty).collect()
 }
 
 /// What one kept key may lose of the distance to a neighbour when it is coded anew.
@@ -266,7 +267,7 @@ fn bound(f: Delta) -> f64 {
 /// Keeps cells of a cache and checks that the others are gone; the bits of kept rows are the same where `exact`.
 fn check_kept(id: i32, f: Delta, bytes: &[u8], keep: &[bool], exact: bool) -> Vec<u8> {
     let mut kept = bytes.to_vec();
-    let rows = Rows { data: kept.as_mut_ptr(), cells: keep.len() };
+    let rows = CacheRows { data: kept.as_mut_ptr(), cells: keep.len() };
     // SAFETY: the cells are there, and this test's alone.
     unsafe { super::keep(id, HEADS, rows, keep) }.unwrap();
     for head in 0..HEADS {

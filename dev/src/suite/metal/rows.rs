@@ -227,9 +227,9 @@ fn set_rows(library: &Library, family: &str, size: usize, rows: usize) -> Result
 
 /// Counts codes that differ; a group in which they do must be as good as the definition's.
 fn ties(format: Srft, x: &[f32], got: &[u8], wanted: &[u8]) -> Result<usize> {
-    let (size, group) = (format.size(), format.group());
+    let (size, group) = (format.size(), format.scale_group());
     let unpack = |row: &[u8]| {
-        let (mut levels, mut scales) = (vec![0i8; size], vec![0.0f32; format.groups()]);
+        let (mut levels, mut scales) = (vec![0i8; size], vec![0.0f32; format.scale_groups()]);
         format.unpack(row, &mut levels, &mut scales);
         (levels, scales)
     };

@@ -4,29 +4,30 @@
 //! levels  per 8 cells: width / 4 columns of 32 bytes; lane c of column j = values 4j..4j+4 of cell c
 //! ```
 
-use super::polar::PolarChunks;
 use super::products::Products;
-use super::signs::{Signs, TurboChunks};
-use super::unpack::{code_bytes, nibble_levels, table, BlockChunks, Chunks, Rows, SrftChunks};
+use super::unpack::{nibble_levels, nibble_table};
 use crate::codec::format::RowFormat;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, with_chunks, LevelBlock, Queries, CELLS};
+use crate::isa::generic::{code_bytes, unpack_turned, with_chunks, PackedRows};
+use crate::isa::{by_rows, LevelBlock, Queries, CELLS};
 use std::arch::x86_64::*;
 use std::sync::atomic::{compiler_fence, Ordering};
 
 /// Cells of a register.
-const EIGHT: usize = 8;
+const LANES: usize = 8;
 
 /// Fills the levels of a block, `bias` mixed into them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unpack(rows: Rows, bias: u8, out: LevelBlock) {
+pub(super) unsafe fn unpack(rows: PackedRows, bias: u8, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match rows.layout.packing {
             Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, bias, out),
-            packing => with_chunks!(packing, flip: bias, |chunks| unpack_levels(chunks, rows, out)),
+            packing => with_chunks!(__m256i, packing, bias, |chunks| {
+                unpack_turned::<_, LANES>(chunks, rows, out, |x| words_of_8(x))
+            }),
         }
     }
 }
@@ -34,14 +35,14 @@ pub(super) unsafe fn unpack(rows: Rows, bias: u8, out: LevelBlock) {
 /// Codes change places while they are still packed: half the shuffles.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_nibbles(rows: Rows, f: Srft, bias: u8, out: LevelBlock) {
-    let table = table::<4>(bias);
-    for first in (0..rows.n).step_by(EIGHT) {
+unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, bias: u8, out: LevelBlock) {
+    let table = nibble_table(bias);
+    for first in (0..rows.n).step_by(LANES) {
         for chunk in 0..f.size() / 64 {
             // SAFETY: eight rows and as many cells of the block.
             unsafe {
                 let from = rows.row(first).add(f.scale_bytes() + chunk * code_bytes(4, 64));
-                let to = out.levels.add(first * out.width + chunk * 64 * EIGHT);
+                let to = out.levels.add(first * out.width + chunk * 64 * LANES);
                 for half in 0..2 {
                     let mut x = [_mm256_setzero_si256(); 4];
                     for (i, x) in x.iter_mut().enumerate() {
@@ -53,27 +54,6 @@ unsafe fn unpack_nibbles(rows: Rows, f: Srft, bias: u8, out: LevelBlock) {
                         _mm256_storeu_si256(to.add(32 * (4 * half + j)).cast(), low);
                         _mm256_storeu_si256(to.add(32 * (8 + 4 * half + j)).cast(), high);
                     }
-                }
-            }
-        }
-    }
-}
-
-/// Every other kind of row.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
-    for first in (0..rows.n).step_by(EIGHT) {
-        for chunk in 0..out.width / 32 {
-            // SAFETY: chunks of eight rows, as many cells of the block.
-            unsafe {
-                let mut levels = [_mm256_setzero_si256(); EIGHT];
-                for (i, levels) in levels.iter_mut().enumerate() {
-                    *levels = chunks.levels(rows.row(first + i), chunk);
-                }
-                let to = out.levels.add(first * out.width + chunk * 32 * EIGHT);
-                for (j, column) in words_of_8(levels).into_iter().enumerate() {
-                    _mm256_storeu_si256(to.add(32 * j).cast(), column);
                 }
             }
         }
@@ -108,7 +88,7 @@ pub(super) unsafe fn dot_levels<P: Products>(k: LevelBlock, n: usize, q: Queries
     by_rows!(q.count, [1 2 3 4], |first, COUNT| {
         // SAFETY: the caller's promise is passed on.
         unsafe {
-            match k.group {
+            match k.scale_group {
                 32 => dot_rows::<P, COUNT, 32>(k, n, q, first, out),
                 _ => dot_rows::<P, COUNT, 16>(k, n, q, first, out),
             }
@@ -126,7 +106,7 @@ unsafe fn dot_rows<P: Products, const H: usize, const GROUP: usize>(
     out: *mut f32,
 ) {
     let (width, groups) = (k.width, k.width / GROUP);
-    for c in (0..n).step_by(2 * EIGHT) {
+    for c in (0..n).step_by(2 * LANES) {
         // SAFETY: sixteen cells of the block, which has room for CELLS whatever n is; H rows of q and out.
         unsafe {
             let mut sums = [[_mm256_setzero_ps(); 2]; H];
@@ -140,7 +120,7 @@ unsafe fn dot_rows<P: Products, const H: usize, const GROUP: usize>(
                     compiler_fence(Ordering::SeqCst);
                     let column = k.levels.add(c * width + 32 * j);
                     let x0 = _mm256_loadu_si256(column.cast());
-                    let x1 = _mm256_loadu_si256(column.add(EIGHT * width).cast());
+                    let x1 = _mm256_loadu_si256(column.add(LANES * width).cast());
                     for (h, dots) in dots.iter_mut().enumerate() {
                         let word = q.bytes.add((first + h) * width + 4 * j).cast::<i32>().read_unaligned();
                         let word = _mm256_set1_epi32(word);
@@ -151,14 +131,14 @@ unsafe fn dot_rows<P: Products, const H: usize, const GROUP: usize>(
                 for h in 0..H {
                     let of_query = _mm256_set1_ps(*q.scales.add((first + h) * groups + g));
                     for b in 0..2 {
-                        let scale = _mm256_mul_ps(_mm256_loadu_ps(k.scale_at(c + b * EIGHT, g)), of_query);
+                        let scale = _mm256_mul_ps(_mm256_loadu_ps(k.scale_at(c + b * LANES, g)), of_query);
                         sums[h][b] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[h][b]), scale, sums[h][b]);
                     }
                 }
             }
             for (h, sums) in sums.iter().enumerate() {
                 for (b, &sum) in sums.iter().enumerate() {
-                    _mm256_storeu_ps(out.add((first + h) * CELLS + c + b * EIGHT), sum);
+                    _mm256_storeu_ps(out.add((first + h) * CELLS + c + b * LANES), sum);
                 }
             }
         }

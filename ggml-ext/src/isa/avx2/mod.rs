@@ -14,17 +14,16 @@ mod matrix;
 mod pairs;
 mod polar;
 mod products;
-mod signs;
 mod unpack;
 
 use super::{compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, Matrix, Queries, Sight, CELLS};
-use crate::codec::delta::{Chain, Delta, Kind};
+use crate::codec::delta::{Chain, Delta, RowKind};
 use crate::codec::format::{Format, RowFormat};
 use crate::codec::polar::Polar;
 use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;
-use products::{Madd, Products, Vnni};
+use products::{Madd, Vnni};
 use std::arch::x86_64::*;
 
 const AVX2: Kernels = Kernels {
@@ -33,11 +32,11 @@ const AVX2: Kernels = Kernels {
     decode,
     encode_key,
     follow,
-    group,
+    frame_and_chain,
     chain_scores,
     rotate,
     rotate_back,
-    unpack: unpack::unpack::<{ Madd::BIAS }>,
+    unpack: unpack::unpack::<Madd>,
     widen: matrix::widen,
     quantize_query,
     dot_levels,
@@ -66,7 +65,7 @@ pub fn kernels() -> Option<&'static Kernels> {
 pub fn vnni_kernels() -> Option<&'static Kernels> {
     static KERNELS: Kernels = Kernels {
         name: "avxvnni",
-        unpack: unpack::unpack::<{ Vnni::BIAS }>,
+        unpack: unpack::unpack::<Vnni>,
         dot_levels: vnni_dot_levels,
         weigh_levels: vnni_weigh_levels,
         ..AVX2

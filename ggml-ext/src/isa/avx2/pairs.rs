@@ -10,31 +10,32 @@
 //! to 16 bits, never converted to floats. What a row loses is 1/65534 of the largest product of a cell's weight and scale
 //! in the block, far below what 8-bit queries leave.
 
-use super::polar::PolarChunks;
 use super::products::Products;
-use super::signs::{Signs, TurboChunks};
-use super::unpack::{code_bytes, nibble_levels, table, BlockChunks, Chunks, Rows, SrftChunks};
+use super::unpack::{nibble_levels, nibble_table};
 use crate::codec::format::RowFormat;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, with_chunks, LevelBlock, BUNDLE, CELLS};
+use crate::isa::generic::{code_bytes, unpack_turned, with_chunks, PackedRows};
+use crate::isa::{by_rows, LevelBlock, BUNDLE, CELLS};
 use std::arch::x86_64::*;
 
 /// The largest 16-bit weight. CELLS of them times a level of 128 stay within 32 bits.
 const LARGEST: f32 = 32767.0;
 
 /// Registers of eight cells in a block.
-const EIGHTS: usize = CELLS / 8;
+const REGISTERS: usize = CELLS / 8;
 
 /// Fills the levels of a block; cells beyond n have weight 0 and may hold anything.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match rows.layout.packing {
             Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
-            packing => with_chunks!(packing, flip: 0, |chunks| unpack_levels(chunks, rows, out)),
+            packing => with_chunks!(__m256i, packing, 0, |chunks| {
+                unpack_turned::<_, 2>(chunks, rows, out, |[a, b]| interleave(a, b))
+            }),
         }
     }
 }
@@ -42,8 +43,8 @@ pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
 /// Codes change places while they are still packed: half the shuffles.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
-    let table = table::<4>(0);
+unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, out: LevelBlock) {
+    let table = nibble_table(0);
     for first in (0..rows.n).step_by(2) {
         for chunk in 0..f.size() / 64 {
             // SAFETY: two rows, and a pair of the block.
@@ -55,24 +56,6 @@ unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
                     let (low, high) = nibble_levels(codes, table);
                     _mm256_storeu_si256(to.add(32 * i).cast(), low);
                     _mm256_storeu_si256(to.add(64 + 32 * i).cast(), high);
-                }
-            }
-        }
-    }
-}
-
-/// Every other kind of row.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
-    for first in (0..rows.n).step_by(2) {
-        for chunk in 0..out.width / 32 {
-            // SAFETY: chunks of two rows, a pair of the block.
-            unsafe {
-                let (a, b) = (chunks.levels(rows.row(first), chunk), chunks.levels(rows.row(first + 1), chunk));
-                let to = out.levels.add(first * out.width + chunk * 64);
-                for (i, x) in interleave(a, b).into_iter().enumerate() {
-                    _mm256_storeu_si256(to.add(32 * i).cast(), x);
                 }
             }
         }
@@ -101,7 +84,7 @@ pub(super) unsafe fn weigh_levels<P: Products>(
         // SAFETY: scales of eight cells.
         unsafe {
             let mut top = _mm256_setzero_ps();
-            for g in 0..v.groups() {
+            for g in 0..v.scale_groups() {
                 let scales = _mm256_loadu_ps(v.scale_at(c, g));
                 top = _mm256_max_ps(top, _mm256_andnot_ps(_mm256_set1_ps(-0.0), scales));
             }
@@ -126,12 +109,12 @@ unsafe fn weigh_rows<P: Products, const H: usize>(
     let bundles = n.div_ceil(BUNDLE);
     // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
     unsafe {
-        let mut scaled = [[_mm256_setzero_ps(); EIGHTS]; H];
+        let mut scaled = [[_mm256_setzero_ps(); REGISTERS]; H];
         let mut units = [0.0f32; H];
         for h in 0..H {
             units[h] = scale_weights(weights.add(h * CELLS), tops, &mut scaled[h]);
         }
-        for g in 0..v.groups() {
+        for g in 0..v.scale_groups() {
             // Cells in order, so that a word has the weights of a pair.
             let mut words = [[_mm256_setzero_si256(); CELLS / BUNDLE]; H];
             for b in 0..bundles {
@@ -143,7 +126,7 @@ unsafe fn weigh_rows<P: Products, const H: usize>(
                     words[h][b] = _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi32(low, high));
                 }
             }
-            for at in (g * v.group..(g + 1) * v.group).step_by(16) {
+            for at in (g * v.scale_group..(g + 1) * v.scale_group).step_by(16) {
                 let sums = weigh_sixteen::<P, H>(v.levels.add(at / 32 * 64 + at % 32), v.width, &words, bundles);
                 for h in 0..H {
                     for i in 0..2 {
@@ -191,7 +174,7 @@ unsafe fn weigh_sixteen<P: Products, const H: usize>(
 
 /// A row of weights such that times any scale they fit 16 bits, and what one of these is worth.
 #[inline(always)]
-unsafe fn scale_weights(weights: *const f32, tops: &[f32; CELLS], scaled: &mut [__m256; EIGHTS]) -> f32 {
+unsafe fn scale_weights(weights: *const f32, tops: &[f32; CELLS], scaled: &mut [__m256; REGISTERS]) -> f32 {
     // SAFETY: CELLS weights.
     unsafe {
         let mut most = _mm256_setzero_ps();

@@ -1,39 +1,19 @@
 //! Polar rows: their levels, two blocks at a time, and scores by the tables of queries, eight cells in the lanes.
 
-use super::unpack::Chunks;
 use crate::codec::format::RowFormat;
-use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE, UPPER_BITS};
+use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE};
 use crate::codec::srft::finite;
+use crate::isa::generic::polar::{first_codes, pair_weights, upper_codes};
+use crate::isa::generic::{self, Chunks};
 use crate::isa::CELLS;
 use half::f16;
 use std::arch::x86_64::*;
 
-/// The codes of level 1 of a block, from bit 0 on. What lies above them is not cleared.
-#[inline(always)]
-unsafe fn first_codes(f: Polar, row: *const u8, block: usize) -> u32 {
-    // SAFETY: with 3 bits a word would reach past the last block, so it begins a byte before; other codes lie there.
-    unsafe {
-        if f.bits() == 4 {
-            row.add(f.first_offset() + 4 * block).cast::<u32>().read_unaligned()
-        } else {
-            row.add(f.first_offset() + 3 * block - 1).cast::<u32>().read_unaligned() >> 8
-        }
-    }
-}
-
-/// The same of the upper levels: codes of level 1 follow them, so a word is always there.
-#[inline(always)]
-unsafe fn upper_codes(f: Polar, row: *const u8, block: usize) -> u32 {
-    let bit = UPPER_BITS * block;
-    // SAFETY: see above.
-    unsafe { row.add(f.upper_offset() + bit / 8).cast::<u32>().read_unaligned() >> (bit % 8) }
-}
-
 /// Levels, two blocks at a time.
 #[derive(Clone, Copy)]
-pub(super) struct PolarChunks {
+pub struct PolarChunks {
     format: Polar,
-    flips: __m256i,
+    bias: __m256i,
     /// Low and high bytes of cosines and sines of level 1.
     first: [__m256i; 4],
     /// Cosines of levels 2, 3, 4 as words.
@@ -43,7 +23,7 @@ pub(super) struct PolarChunks {
 impl PolarChunks {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub fn new(f: Polar, flip: u8) -> PolarChunks {
+    fn new(f: Polar, bias: u8) -> PolarChunks {
         let table = f.level_table();
         let bytes = |of: &dyn Fn(usize) -> u8| {
             let mut b = [0u8; 16];
@@ -55,7 +35,7 @@ impl PolarChunks {
         };
         PolarChunks {
             format: f,
-            flips: _mm256_set1_epi8(flip as i8),
+            bias: _mm256_set1_epi8(bias as i8),
             first: [
                 bytes(&|i| table[i].0.to_le_bytes()[0]),
                 bytes(&|i| table[i].0.to_le_bytes()[1]),
@@ -116,20 +96,35 @@ impl PolarChunks {
     }
 }
 
-impl Chunks for PolarChunks {
+impl generic::PolarChunks<__m256i> for PolarChunks {
     #[inline(always)]
-    unsafe fn levels(self, row: *const u8, chunk: usize) -> __m256i {
-        let (block, blocks) = (2 * chunk, self.format.blocks());
+    unsafe fn new(f: Polar, bias: u8) -> Self {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { PolarChunks::new(f, bias) }
+    }
+}
+
+impl Chunks<__m256i> for PolarChunks {
+    #[inline(always)]
+    fn is_whole(self, at: usize) -> bool {
+        2 * at + 1 < self.format.blocks()
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> __m256i {
         // SAFETY: blocks of the row, on a CPU with AVX2.
+        unsafe { _mm256_add_epi8(self.two_blocks(row, 2 * at, 2 * at + 1), self.bias) }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, row: *const u8, at: usize) -> __m256i {
+        // SAFETY: as above.
         unsafe {
-            if block >= blocks {
-                return self.flips;
+            if 2 * at >= self.format.blocks() {
+                return self.bias;
             }
-            let mut levels = self.two_blocks(row, block, (block + 1).min(blocks - 1));
-            if block + 1 == blocks {
-                levels = _mm256_inserti128_si256::<1>(levels, _mm_setzero_si128());
-            }
-            _mm256_xor_si256(levels, self.flips)
+            let levels = self.two_blocks(row, 2 * at, 2 * at);
+            _mm256_add_epi8(_mm256_inserti128_si256::<1>(levels, _mm_setzero_si128()), self.bias)
         }
     }
 }
@@ -211,19 +206,11 @@ pub(super) unsafe fn scores(
 #[inline]
 #[target_feature(enable = "avx2")]
 fn weights(upper: __m256i, radius: __m256) -> [__m256; PAIRS] {
-    let look = |at: i32, level: usize, x: __m256| {
+    pair_weights(radius, |at, level, x| {
         let c = COSINES[level - 2];
-        let code = _mm256_srlv_epi32(upper, _mm256_set1_epi32(at));
+        let code = _mm256_srlv_epi32(upper, _mm256_set1_epi32(at as i32));
         let cos = _mm256_setr_ps(c[0], c[1], c[2], c[3], c[0], c[1], c[2], c[3]);
         let sin = _mm256_setr_ps(c[3], c[2], c[1], c[0], c[3], c[2], c[1], c[0]);
         (_mm256_mul_ps(x, _mm256_permutevar_ps(cos, code)), _mm256_mul_ps(x, _mm256_permutevar_ps(sin, code)))
-    };
-    let (left, right) = look(12, 4, radius);
-    let (a, b) = look(8, 3, left);
-    let (c, d) = look(10, 3, right);
-    let (w0, w1) = look(0, 2, a);
-    let (w2, w3) = look(2, 2, b);
-    let (w4, w5) = look(4, 2, c);
-    let (w6, w7) = look(6, 2, d);
-    [w0, w1, w2, w3, w4, w5, w6, w7]
+    })
 }

@@ -4,25 +4,26 @@
 //! levels  per bundle of 16 cells: width / 4 columns of 64 bytes; lane c of column j = values 4j..4j+4 of cell c
 //! ```
 
-use super::polar::PolarChunks;
-use super::signs::{Signs, TurboChunks};
-use super::unpack::{code_bytes, forget, table, BlockChunks, Chunks, Rows, SrftChunks};
+use super::unpack::{nibble_levels, nibble_table};
 use super::BIAS;
 use crate::codec::format::RowFormat;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, with_chunks, LevelBlock, Queries, BUNDLE, CELLS};
+use crate::isa::generic::{code_bytes, opaque, unpack_turned, with_chunks, PackedRows};
+use crate::isa::{by_rows, LevelBlock, Queries, BUNDLE, CELLS};
 use std::arch::x86_64::*;
 
 /// Fills the levels of a block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match rows.layout.packing {
             Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
-            packing => with_chunks!(packing, flip: BIAS, |chunks| unpack_levels(chunks, rows, out)),
+            packing => with_chunks!(__m512i, packing, BIAS, |chunks| {
+                unpack_turned::<_, BUNDLE>(chunks, rows, out, |x| words_of_16(x))
+            }),
         }
     }
 }
@@ -30,22 +31,20 @@ pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
 /// Codes change places while they are still packed: half the shuffles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
-    let table = table::<4>(BIAS);
-    let nibble = _mm512_set1_epi8(15);
+unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, out: LevelBlock) {
+    let table = nibble_table();
     for first in (0..rows.n).step_by(BUNDLE) {
-        let stride = forget(rows.stride);
-        rows.expect::<BUNDLE>(first);
+        let stride = opaque(rows.stride);
+        rows.prefetch_next::<__m512i, BUNDLE>(first);
         for chunk in 0..f.size() / 64 {
             // SAFETY: a bundle of rows and of the block.
             unsafe {
                 let codes = codes(rows.row(first).add(f.scale_bytes() + chunk * code_bytes(4, 64)), stride);
                 let out = out.levels.add(first * out.width + chunk * 1024);
                 for (j, codes) in codes.into_iter().enumerate() {
-                    let low = _mm512_and_si512(codes, nibble);
-                    let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
-                    _mm512_storeu_si512(out.add(64 * j).cast(), _mm512_shuffle_epi8(table, low));
-                    _mm512_storeu_si512(out.add(64 * (8 + j)).cast(), _mm512_shuffle_epi8(table, high));
+                    let (low, high) = nibble_levels(codes, table);
+                    _mm512_storeu_si512(out.add(64 * j).cast(), low);
+                    _mm512_storeu_si512(out.add(64 * (8 + j)).cast(), high);
                 }
             }
         }
@@ -73,29 +72,6 @@ unsafe fn codes(p: *const u8, stride: usize) -> [__m512i; 8] {
             out[4 + k] = _mm512_shuffle_i32x4::<0xdd>(a[k], b[k]);
         }
         out
-    }
-}
-
-/// Every other kind of row.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
-    for first in (0..rows.n).step_by(BUNDLE) {
-        rows.expect::<BUNDLE>(first);
-        // SAFETY: chunks of sixteen rows, a bundle of the block.
-        unsafe {
-            for chunk in 0..out.width / 64 {
-                // Not a closure, which the compiler would call instead of inlining what a kind of row does.
-                let mut levels = [_mm512_setzero_si512(); BUNDLE];
-                for (i, levels) in levels.iter_mut().enumerate() {
-                    *levels = chunks.levels(rows.row(first + i), chunk);
-                }
-                let to = out.levels.add(first * out.width + chunk * 1024);
-                for (j, column) in words_of_16(levels).into_iter().enumerate() {
-                    _mm512_storeu_si512(to.add(64 * j).cast(), column);
-                }
-            }
-        }
     }
 }
 
@@ -135,7 +111,7 @@ pub(super) unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f
         const BUNDLES: usize = if COUNT <= 3 { 4 } else { 2 };
         // SAFETY: the caller's promise is passed on.
         unsafe {
-            match k.group {
+            match k.scale_group {
                 32 => dot_rows::<COUNT, BUNDLES, 32>(k, n, q, first, out),
                 _ => dot_rows::<COUNT, BUNDLES, 16>(k, n, q, first, out),
             }

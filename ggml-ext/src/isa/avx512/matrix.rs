@@ -49,7 +49,7 @@ pub(super) unsafe fn expand(v: LevelBlock, n: usize, out: *mut f32) {
             unsafe {
                 let at = c * v.width + i;
                 let l = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(v.levels.add(at).cast())));
-                _mm512_storeu_ps(out.add(at), _mm512_mul_ps(l, _mm512_set1_ps(*v.scale_at(c, i / v.group))));
+                _mm512_storeu_ps(out.add(at), _mm512_mul_ps(l, _mm512_set1_ps(*v.scale_at(c, i / v.scale_group))));
             }
         }
     }

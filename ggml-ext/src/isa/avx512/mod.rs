@@ -14,12 +14,11 @@ mod columns;
 mod matrix;
 mod polar;
 mod quads;
-mod signs;
 mod unpack;
 
 use super::{compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, Matrix, Queries, Sight, CELLS};
-use crate::codec::delta::{Chain, Delta, Kind};
+use crate::codec::delta::{Chain, Delta, RowKind};
 use crate::codec::format::{Format, RowFormat};
 use crate::codec::polar::Polar;
 use crate::lanes::{Simd, LANES};
@@ -34,7 +33,7 @@ pub fn kernels() -> Option<&'static Kernels> {
         decode,
         encode_key,
         follow,
-        group,
+        frame_and_chain,
         chain_scores,
         rotate,
         rotate_back,

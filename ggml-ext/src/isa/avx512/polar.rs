@@ -5,9 +5,12 @@
 //! takes it as the index of a table of sixteen floats; it ignores the bits above.
 
 use super::columns::words_of_4;
-use super::unpack::{expect, finite_halves, forget, sixteens, whole_bundle, Chunks};
+use super::unpack::{finite_halves, sixteens};
 use crate::codec::format::RowFormat;
 use crate::codec::polar::{Polar, BLOCK, COSINES, FIXED_WEIGHTS, PAIRS, TABLE, UPPER_BITS};
+use crate::isa::generic::polar::pair_weights;
+use crate::isa::generic::rows::{prefetch_next, whole_bundle};
+use crate::isa::generic::{self, opaque, Chunks};
 use crate::isa::{by_rows, BUNDLE, CELLS, MAX_ROW_BYTES};
 use crate::rotation::MAX_HEAD;
 use std::arch::asm;
@@ -75,19 +78,19 @@ static WEIGHTS: [i16; 64] = {
 };
 
 #[derive(Clone, Copy)]
-pub(super) struct PolarChunks {
+pub struct PolarChunks {
     format: Polar,
     cosines: __m512i,
     sines: __m512i,
     /// The 64 products of three cosines.
     weights: [__m512i; 2],
-    flip: __m512i,
+    bias: __m512i,
 }
 
 impl PolarChunks {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    pub fn new(format: Polar, flip: u8) -> Self {
+    fn new(format: Polar, bias: u8) -> Self {
         let table = format.level_table();
         let (mut cosines, mut sines) = ([0i16; 32], [0i16; 32]);
         for i in 0..32 {
@@ -100,7 +103,7 @@ impl PolarChunks {
             cosines: load(&cosines),
             sines: load(&sines),
             weights: [load(&WEIGHTS), load(&WEIGHTS[32..])],
-            flip: _mm512_set1_epi8(flip as i8),
+            bias: _mm512_set1_epi8(bias as i8),
         }
     }
 
@@ -127,20 +130,7 @@ impl PolarChunks {
             let x = _mm512_mulhrs_epi16(weight, _mm512_permutexvar_epi16(code, self.cosines));
             let y = _mm512_mulhrs_epi16(weight, _mm512_permutexvar_epi16(code, self.sines));
             let levels = select(_mm512_set1_epi16(0x00ff), x, _mm512_slli_epi16::<8>(y));
-            _mm512_xor_si512(levels, self.flip)
-        }
-    }
-
-    /// The levels of the last chunk of a row, where it has fewer than four blocks.
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-    unsafe fn tail(self, row: *const u8, chunk: usize) -> __m512i {
-        let f = self.format;
-        let blocks = f.blocks() - 4 * chunk;
-        // SAFETY: what is read lies in the row.
-        unsafe {
-            let levels = self.combine(first_codes(f, row, chunk, blocks), upper_codes(f, row, chunk, blocks));
-            _mm512_mask_mov_epi8(self.flip, u64::MAX >> (64 - BLOCK * blocks), levels)
+            _mm512_add_epi8(levels, self.bias)
         }
     }
 }
@@ -159,19 +149,37 @@ fn select(mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
     _mm512_ternarylogic_epi64::<0xe4>(a, b, mask)
 }
 
-impl Chunks for PolarChunks {
+impl generic::PolarChunks<__m512i> for PolarChunks {
     #[inline(always)]
-    unsafe fn levels(self, row: *const u8, chunk: usize) -> __m512i {
+    unsafe fn new(f: Polar, bias: u8) -> Self {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { PolarChunks::new(f, bias) }
+    }
+}
+
+impl Chunks<__m512i> for PolarChunks {
+    #[inline(always)]
+    fn is_whole(self, at: usize) -> bool {
+        4 * (at + 1) <= self.format.blocks()
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> __m512i {
         let f = self.format;
+        // SAFETY: the caller's promise. Codes of level 1 follow those of the others, so there are eight bytes.
+        unsafe {
+            let upper = _mm_loadl_epi64(row.add(f.upper_offset() + UPPER_BYTES * at).cast());
+            self.combine(first_codes(f, row, at, 4), upper)
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, row: *const u8, at: usize) -> __m512i {
+        let (f, blocks) = (self.format, self.format.blocks() - 4 * at);
         // SAFETY: the caller's promise; what is read lies in the row.
         unsafe {
-            if f.blocks() >= 4 * (chunk + 1) {
-                // Codes of level 1 follow those of the others, so there are eight bytes.
-                let upper = _mm_loadl_epi64(row.add(f.upper_offset() + UPPER_BYTES * chunk).cast());
-                self.combine(first_codes(f, row, chunk, 4), upper)
-            } else {
-                self.tail(row, chunk)
-            }
+            let levels = self.combine(first_codes(f, row, at, blocks), upper_codes(f, row, at, blocks));
+            _mm512_mask_mov_epi8(self.bias, u64::MAX >> (64 - BLOCK * blocks), levels)
         }
     }
 }
@@ -281,14 +289,14 @@ unsafe fn scores_of<const BITS: u32, const ROWS: usize>(
             for r in 0..rows {
                 _mm512_storeu_ps(out.add(r * CELLS + c), _mm512_setzero_ps());
             }
-            expect::<BUNDLE>(data.add(c * stride), stride, f.row_bytes());
+            prefetch_next::<__m512i, BUNDLE>(data.add(c * stride), stride, f.row_bytes());
             let mut copy = MaybeUninit::<[u8; BUNDLE * MAX_ROW_BYTES]>::uninit();
             let (from, stride) = whole_bundle(data.add(c * stride), stride, n - c, f.row_bytes(), &mut copy);
             let mut head = Head::EMPTY;
-            head.read(f, from, forget(stride));
+            head.read(f, from, opaque(stride));
             for chunk in 0..f.blocks().div_ceil(4) {
                 let blocks = (f.blocks() - 4 * chunk).min(4);
-                let first = first_words::<BITS>(f, from, forget(stride), chunk, blocks);
+                let first = first_words::<BITS>(f, from, opaque(stride), chunk, blocks);
                 for b in 0..blocks {
                     let block = 4 * chunk + b;
                     let weights = weights(head.upper(f, block), head.radius(block));
@@ -453,19 +461,11 @@ fn joined(x: [__m128i; 4]) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 fn weights(upper: __m512i, radius: __m512) -> [__m512; PAIRS] {
-    let look = |at: u32, (cos, sin): (__m512, __m512), x: __m512| {
+    pair_weights(radius, |at, level, x| {
+        let (cos, sin) = cosines(level);
         let code = _mm512_srlv_epi32(upper, _mm512_set1_epi32(at as i32));
         (_mm512_mul_ps(x, _mm512_permutexvar_ps(code, cos)), _mm512_mul_ps(x, _mm512_permutexvar_ps(code, sin)))
-    };
-    let (level_2, level_3, level_4) = (cosines(2), cosines(3), cosines(4));
-    let (left, right) = look(12, level_4, radius);
-    let (a, b) = look(8, level_3, left);
-    let (c, d) = look(10, level_3, right);
-    let (w0, w1) = look(0, level_2, a);
-    let (w2, w3) = look(2, level_2, b);
-    let (w4, w5) = look(4, level_2, c);
-    let (w6, w7) = look(6, level_2, d);
-    [w0, w1, w2, w3, w4, w5, w6, w7]
+    })
 }
 
 /// The codes of level 1 of the eight pairs in the low bits of words.

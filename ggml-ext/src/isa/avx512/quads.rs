@@ -8,14 +8,13 @@
 //! cells of sixteen values, and levels are never converted to floats. What a row loses is 1/65024 of the largest product
 //! of a cell's weight and scale in the block, far below what 8-bit queries leave.
 
-use super::polar::PolarChunks;
-use super::signs::{Signs, TurboChunks};
-use super::unpack::{code_bytes, forget, table, BlockChunks, Chunks, Rows, SrftChunks};
+use super::unpack::{nibble_levels, nibble_table};
 use super::BIAS;
 use crate::codec::format::RowFormat;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
-use crate::isa::{by_rows, with_chunks, LevelBlock, BUNDLE, CELLS};
+use crate::isa::generic::{code_bytes, opaque, unpack_turned, with_chunks, PackedRows};
+use crate::isa::{by_rows, LevelBlock, BUNDLE, CELLS};
 use std::arch::asm;
 use std::arch::x86_64::*;
 
@@ -25,12 +24,14 @@ const LARGEST: f32 = 32512.0;
 /// Fills the levels of a block; cells beyond n have weight 0 and may hold anything.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match rows.layout.packing {
             Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
-            packing => with_chunks!(packing, flip: BIAS, |chunks| unpack_levels(chunks, rows, out)),
+            packing => with_chunks!(__m512i, packing, BIAS, |chunks| {
+                unpack_turned::<_, 4>(chunks, rows, out, |x| values_of_4(x))
+            }),
         }
     }
 }
@@ -38,15 +39,14 @@ pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
 /// Codes change places while they are still packed: half the shuffles.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
-unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
-    let table = table::<4>(BIAS);
-    let nibble = _mm512_set1_epi8(15);
+unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, out: LevelBlock) {
+    let table = nibble_table();
     // Word k of each cell to part k, then byte i of each word to word i.
     let words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     let bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     for first in (0..rows.n).step_by(4) {
-        let stride = forget(rows.stride);
-        rows.expect::<4>(first);
+        let stride = opaque(rows.stride);
+        rows.prefetch_next::<__m512i, 4>(first);
         for chunk in 0..f.size() / 64 {
             // SAFETY: four rows, and a quad of the block.
             unsafe {
@@ -59,10 +59,9 @@ unsafe fn unpack_nibbles(rows: Rows, f: Srft, out: LevelBlock) {
                     let x = _mm512_inserti32x4::<2>(x, part(2));
                     let x = _mm512_inserti32x4::<3>(x, part(3));
                     let codes = _mm512_shuffle_epi8(permute_words(words, x), bytes);
-                    let low = _mm512_and_si512(codes, nibble);
-                    let high = _mm512_and_si512(_mm512_srli_epi16::<4>(codes), nibble);
-                    _mm512_storeu_si512(out.add(64 * half).cast(), _mm512_shuffle_epi8(table, low));
-                    _mm512_storeu_si512(out.add(64 * half + 128).cast(), _mm512_shuffle_epi8(table, high));
+                    let (low, high) = nibble_levels(codes, table);
+                    _mm512_storeu_si512(out.add(64 * half).cast(), low);
+                    _mm512_storeu_si512(out.add(64 * half + 128).cast(), high);
                 }
             }
         }
@@ -81,28 +80,6 @@ fn permute_words(order: __m512i, x: __m512i) -> __m512i {
             options(pure, nomem, nostack, preserves_flags));
     }
     out
-}
-
-/// Every other kind of row.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,f16c")]
-unsafe fn unpack_levels(chunks: impl Chunks, rows: Rows, out: LevelBlock) {
-    for first in (0..rows.n).step_by(4) {
-        rows.expect::<4>(first);
-        // SAFETY: chunks of four rows, a quad of the block.
-        unsafe {
-            for chunk in 0..out.width / 64 {
-                let mut levels = [_mm512_setzero_si512(); 4];
-                for (i, levels) in levels.iter_mut().enumerate() {
-                    *levels = chunks.levels(rows.row(first + i), chunk);
-                }
-                let to = out.levels.add(first * out.width + chunk * 256);
-                for (j, piece) in values_of_4(levels).into_iter().enumerate() {
-                    _mm512_storeu_si512(to.add(64 * j).cast(), piece);
-                }
-            }
-        }
-    }
 }
 
 /// Result j has values 16j..16j+16 of four rows of 64 bytes.
@@ -125,7 +102,7 @@ pub(super) unsafe fn weigh_levels(v: LevelBlock, _n: usize, weights: *const f32,
     // The largest scale of each cell: a sink has much weight and small values, and must not set the unit of the others.
     let mut tops = [_mm512_setzero_ps(); BUNDLES];
     for (b, top) in tops.iter_mut().enumerate() {
-        for g in 0..v.groups() {
+        for g in 0..v.scale_groups() {
             // SAFETY: scales of a bundle.
             let scales = unsafe { _mm512_loadu_ps(v.scale_at(b * BUNDLE, g)) };
             *top = _mm512_max_ps(*top, _mm512_abs_ps(scales));
@@ -135,7 +112,7 @@ pub(super) unsafe fn weigh_levels(v: LevelBlock, _n: usize, weights: *const f32,
         // SAFETY: COUNT rows of weights and sums.
         unsafe {
             let (weights, acc) = (weights.add(first * CELLS), acc.add(first * v.width));
-            match v.group {
+            match v.scale_group {
                 32 => weigh_rows::<COUNT, 2>(v, &tops, weights, acc),
                 _ => weigh_rows::<COUNT, 1>(v, &tops, weights, acc),
             }
@@ -170,7 +147,7 @@ unsafe fn weigh_rows<const H: usize, const PIECES: usize>(
             let factor = _mm512_set1_ps(LARGEST / largest);
             scaled[h] = w.map(|w| _mm512_mul_ps(w, factor));
         }
-        for g in 0..v.groups() {
+        for g in 0..v.scale_groups() {
             let scales: [__m512; BUNDLES] = std::array::from_fn(|b| _mm512_loadu_ps(v.scale_at(b * BUNDLE, g)));
             let mut split = [SplitWeights { high: [0; CELLS / 4], low: [0; CELLS / 4], bias: zero }; H];
             for h in 0..H {

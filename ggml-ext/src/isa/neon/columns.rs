@@ -7,25 +7,26 @@
 //! `sdot` takes one word of a query register for all lanes, so queries need no broadcast, and sums no shuffle at the end.
 
 use super::products::Products;
-use super::unpack::{unpack_turned, Rows};
+use super::unpack::unpack_turned;
+use crate::isa::generic::PackedRows;
 use crate::isa::{by_rows, LevelBlock, Queries, CELLS};
 use std::arch::aarch64::*;
 
 /// Cells of a register.
-const FOUR: usize = 4;
+const LANES: usize = 4;
 /// Registers of cells that are worked on together: as many as leave room for the sums of four queries.
 const REGISTERS: usize = 2;
 
 /// Fills the levels of a block.
 #[inline(always)]
-pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on; NEON is always there.
-    unsafe { unpack_turned::<FOUR>(rows, out, |x| words_of_4(x)) }
+    unsafe { unpack_turned::<LANES>(rows, out, |x| words_of_4(x)) }
 }
 
 /// Result k has word k of the four.
 #[inline(always)]
-unsafe fn words_of_4(v: [int8x16_t; FOUR]) -> [int8x16_t; FOUR] {
+unsafe fn words_of_4(v: [int8x16_t; LANES]) -> [int8x16_t; LANES] {
     // SAFETY: NEON is always there.
     unsafe {
         let v = |i: usize| vreinterpretq_s32_s8(v[i]);
@@ -43,7 +44,7 @@ pub(super) unsafe fn dot_levels<P: Products>(k: LevelBlock, n: usize, q: Queries
     by_rows!(q.count, [1 2 3 4], |first, COUNT| {
         // SAFETY: the caller's promise is passed on.
         unsafe {
-            match k.group {
+            match k.scale_group {
                 32 => dot_rows::<P, COUNT, 32>(k, n, q, first, out),
                 _ => dot_rows::<P, COUNT, 16>(k, n, q, first, out),
             }
@@ -61,15 +62,15 @@ unsafe fn dot_rows<P: Products, const H: usize, const GROUP: usize>(
     out: *mut f32,
 ) {
     let (width, groups) = (k.width, k.width / GROUP);
-    for c in (0..n).step_by(REGISTERS * FOUR) {
+    for c in (0..n).step_by(REGISTERS * LANES) {
         // SAFETY: eight cells of the block, which has room for CELLS whatever n is; H rows of q and out.
         unsafe {
             let mut sums = [[vdupq_n_f32(0.0); REGISTERS]; H];
             for g in 0..groups {
                 let mut dots = [[P::zero(); REGISTERS]; H];
                 for at in (g * GROUP..(g + 1) * GROUP).step_by(16) {
-                    let columns = k.levels.add(c * width + FOUR * at);
-                    let column = |b: usize, j: usize| vld1q_s8(columns.add(b * FOUR * width + 16 * j));
+                    let columns = k.levels.add(c * width + LANES * at);
+                    let column = |b: usize, j: usize| vld1q_s8(columns.add(b * LANES * width + 16 * j));
                     let mut word = [vdupq_n_s8(0); H];
                     for (h, word) in word.iter_mut().enumerate() {
                         *word = vld1q_s8(q.bytes.add((first + h) * width + at));
@@ -83,7 +84,7 @@ unsafe fn dot_rows<P: Products, const H: usize, const GROUP: usize>(
                     }
                 }
                 for b in 0..REGISTERS {
-                    let of_key = vld1q_f32(k.scale_at(c + b * FOUR, g));
+                    let of_key = vld1q_f32(k.scale_at(c + b * LANES, g));
                     for h in 0..H {
                         let scale = vmulq_n_f32(of_key, *q.scales.add((first + h) * groups + g));
                         sums[h][b] = vfmaq_f32(sums[h][b], vcvtq_f32_s32(P::total(dots[h][b])), scale);
@@ -92,7 +93,7 @@ unsafe fn dot_rows<P: Products, const H: usize, const GROUP: usize>(
             }
             for (h, sums) in sums.iter().enumerate() {
                 for (b, &sum) in sums.iter().enumerate() {
-                    vst1q_f32(out.add((first + h) * CELLS + c + b * FOUR), sum);
+                    vst1q_f32(out.add((first + h) * CELLS + c + b * LANES), sum);
                 }
             }
         }

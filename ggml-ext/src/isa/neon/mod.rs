@@ -18,14 +18,14 @@ mod polar;
 mod products;
 mod quads;
 mod rows;
-mod signs;
 mod squares;
 mod unpack;
 mod weights;
 
+use super::generic::{unpack_rows, PackedRows};
 use super::{compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, Matrix, Queries, Sight, CELLS};
-use crate::codec::delta::{Chain, Delta, Kind};
+use crate::codec::delta::{Chain, Delta, RowKind};
 use crate::codec::format::{Format, RowFormat};
 use crate::codec::polar::Polar;
 use crate::lanes::{Simd, LANES};
@@ -33,7 +33,7 @@ use crate::rotation::Rotation;
 use products::{Dot, Long};
 use std::arch::aarch64::*;
 use std::arch::is_aarch64_feature_detected;
-use unpack::{unpack_rows, Forms, Rows};
+use unpack::Forms;
 
 const NEON: Kernels = Kernels {
     name: "neon",
@@ -41,7 +41,7 @@ const NEON: Kernels = Kernels {
     decode,
     encode_key,
     follow,
-    group,
+    frame_and_chain,
     chain_scores,
     rotate,
     rotate_back,
@@ -101,23 +101,23 @@ struct WithI8mm;
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for Plain {
     #[inline(always)]
-    unsafe fn for_scores(rows: Rows, out: LevelBlock) {
+    unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
         unsafe { columns::unpack(rows, out) }
     }
     #[inline(always)]
-    unsafe fn for_sums(rows: Rows, out: LevelBlock) {
-        unsafe { unpack_rows(rows, out) }
+    unsafe fn for_sums(rows: PackedRows, out: LevelBlock) {
+        unsafe { unpack_rows::<int8x16_t>(rows, out) }
     }
 }
 
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for WithDotprod {
     #[inline(always)]
-    unsafe fn for_scores(rows: Rows, out: LevelBlock) {
+    unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
         unsafe { columns::unpack(rows, out) }
     }
     #[inline(always)]
-    unsafe fn for_sums(rows: Rows, out: LevelBlock) {
+    unsafe fn for_sums(rows: PackedRows, out: LevelBlock) {
         unsafe { quads::unpack(rows, out) }
     }
 }
@@ -125,11 +125,11 @@ impl Forms for WithDotprod {
 #[expect(clippy::undocumented_unsafe_blocks, reason = "the caller's promise is passed on")]
 impl Forms for WithI8mm {
     #[inline(always)]
-    unsafe fn for_scores(rows: Rows, out: LevelBlock) {
+    unsafe fn for_scores(rows: PackedRows, out: LevelBlock) {
         unsafe { squares::unpack_scores(rows, out) }
     }
     #[inline(always)]
-    unsafe fn for_sums(rows: Rows, out: LevelBlock) {
+    unsafe fn for_sums(rows: PackedRows, out: LevelBlock) {
         unsafe { squares::unpack_sums(rows, out) }
     }
 }

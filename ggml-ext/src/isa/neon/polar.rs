@@ -4,36 +4,16 @@
 //! is the first half turned by 180 degrees, so an entry is minus another one to the bit, and the sign goes to the weight,
 //! which all queries share: the table is two registers, of 8 directions one.
 
-use super::unpack::{finite_scales, Chunks, Levels};
 use crate::codec::format::RowFormat;
-use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE, UPPER_BITS};
+use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE};
+use crate::isa::generic::polar::{first_codes, pair_weights, upper_codes};
+use crate::isa::generic::{self, Chunks, ScaleLanes};
 use crate::isa::{by_rows, BUNDLE, CELLS};
 use std::arch::aarch64::*;
 
-/// The codes of level 1 of a block, from bit 0 on. What lies above them is not cleared.
-#[inline(always)]
-unsafe fn first_codes(f: Polar, row: *const u8, block: usize) -> u32 {
-    // SAFETY: with 3 bits a word would reach past the last block, so it begins a byte before; other codes lie there.
-    unsafe {
-        if f.bits() == 4 {
-            row.add(f.first_offset() + 4 * block).cast::<u32>().read_unaligned()
-        } else {
-            row.add(f.first_offset() + 3 * block - 1).cast::<u32>().read_unaligned() >> 8
-        }
-    }
-}
-
-/// The same of the upper levels: codes of level 1 follow them, so a word is always there.
-#[inline(always)]
-unsafe fn upper_codes(f: Polar, row: *const u8, block: usize) -> u32 {
-    let bit = UPPER_BITS * block;
-    // SAFETY: see above.
-    unsafe { row.add(f.upper_offset() + bit / 8).cast::<u32>().read_unaligned() >> (bit % 8) }
-}
-
 /// Levels, a block at a time.
 #[derive(Clone, Copy)]
-pub(super) struct PolarChunks {
+pub struct PolarChunks {
     format: Polar,
     /// Words of cosines and of sines of level 1.
     first: [uint8x16x2_t; 2],
@@ -72,7 +52,7 @@ const fn words_of(mut x: [u16; PAIRS]) -> [u16; PAIRS] {
 impl PolarChunks {
     #[inline]
     #[target_feature(enable = "neon")]
-    pub fn new(f: Polar) -> PolarChunks {
+    fn new(f: Polar) -> PolarChunks {
         let (table, four) = (f.level_table(), usize::from(f.bits() == 4));
         let sixteen = |of: &dyn Fn(usize) -> i16| {
             let words: [i16; 16] = std::array::from_fn(of);
@@ -117,21 +97,31 @@ impl PolarChunks {
     }
 }
 
-impl Chunks for PolarChunks {
+impl generic::PolarChunks<int8x16_t> for PolarChunks {
+    /// Levels of NEON have no bias.
     #[inline(always)]
-    unsafe fn levels(self, row: *const u8, chunk: usize) -> Levels {
-        let blocks = self.format.blocks();
-        let of = |block: usize| {
-            // SAFETY: a block of the row; NEON is always there.
-            unsafe {
-                if block < blocks {
-                    self.block(row, block)
-                } else {
-                    vdupq_n_s8(0)
-                }
-            }
-        };
-        [of(2 * chunk), of(2 * chunk + 1)]
+    unsafe fn new(f: Polar, _bias: u8) -> Self {
+        // SAFETY: NEON is always there.
+        unsafe { PolarChunks::new(f) }
+    }
+}
+
+impl Chunks<int8x16_t> for PolarChunks {
+    #[inline(always)]
+    fn is_whole(self, at: usize) -> bool {
+        at < self.format.blocks()
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> int8x16_t {
+        // SAFETY: a block of the row; NEON is always there.
+        unsafe { self.block(row, at) }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, _row: *const u8, _at: usize) -> int8x16_t {
+        // SAFETY: NEON is always there.
+        unsafe { vdupq_n_s8(0) }
     }
 }
 
@@ -223,7 +213,7 @@ unsafe fn prepare<const BITS: u32>(f: Polar, block: usize, rows: [*const u8; 4],
         let radius = |row: *const u8| u32::from(row.add(2 * block).cast::<u16>().read_unaligned());
         let codes = words([first(a), first(b), first(c), first(d)]);
         let upper = words([upper(a), upper(b), upper(c), upper(d)]);
-        let radius = finite_scales(words([radius(a), radius(b), radius(c), radius(d)]))[0];
+        let radius = float32x4_t::finite_halves(words([radius(a), radius(b), radius(c), radius(d)]))[0];
         let weights = weights(upper, radius);
         // The highest bit of a code turns the direction round; so does a radius below zero, for all of them.
         let highest = if BITS == 4 { 0x8888_8888 } else { 0x0092_4924 };
@@ -290,10 +280,10 @@ unsafe fn add_block<const BITS: u32, const H: usize>(
 /// What the tables' entries of the eight pairs are multiplied by.
 #[inline(always)]
 unsafe fn weights(upper: uint32x4_t, radius: float32x4_t) -> [float32x4_t; PAIRS] {
-    let look = |at: i32, level: usize, x: float32x4_t| {
+    pair_weights(radius, |at, level, x| {
         // SAFETY: four floats; NEON is always there.
         unsafe {
-            let index = entry(vandq_u32(vshlq_u32(upper, vdupq_n_s32(-at)), vdupq_n_u32(3)));
+            let index = entry(vandq_u32(vshlq_u32(upper, vdupq_n_s32(-(at as i32))), vdupq_n_u32(3)));
             let c = COSINES[level - 2];
             // The sine of a code is the cosine of 3 - code.
             let of = |table: [f32; 4]| {
@@ -302,13 +292,5 @@ unsafe fn weights(upper: uint32x4_t, radius: float32x4_t) -> [float32x4_t; PAIRS
             };
             (of(c), of([c[3], c[2], c[1], c[0]]))
         }
-    };
-    let (left, right) = look(12, 4, radius);
-    let (a, b) = look(8, 3, left);
-    let (c, d) = look(10, 3, right);
-    let (w0, w1) = look(0, 2, a);
-    let (w2, w3) = look(2, 2, b);
-    let (w4, w5) = look(4, 2, c);
-    let (w6, w7) = look(6, 2, d);
-    [w0, w1, w2, w3, w4, w5, w6, w7]
+    })
 }

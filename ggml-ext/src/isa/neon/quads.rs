@@ -8,13 +8,14 @@
 //! low bytes of the weights: eight products of 16 bits an instruction, where `smlal` has four and wants levels of 16 bits.
 
 use super::products::sdot;
-use super::unpack::{unpack_turned, Rows};
+use super::unpack::unpack_turned;
 use super::weights::{add_sums, joined, largest_scales, Weights};
+use crate::isa::generic::PackedRows;
 use crate::isa::{by_rows, LevelBlock, BUNDLE, CELLS};
 use std::arch::aarch64::*;
 
 /// Cells whose bytes share a lane.
-const FOUR: usize = 4;
+const QUAD: usize = 4;
 /// Registers of values that are worked on together: as many as leave room for the sums of four rows.
 const REGISTERS: usize = 2;
 
@@ -23,14 +24,14 @@ type Bytes = [int8x16_t; 2];
 
 /// Fills the levels of a block; cells beyond n have weight 0 and may hold anything.
 #[inline(always)]
-pub(super) unsafe fn unpack(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on; NEON is always there.
-    unsafe { unpack_turned::<FOUR>(rows, out, |x| interleave(x)) }
+    unsafe { unpack_turned::<QUAD>(rows, out, |x| interleave(x)) }
 }
 
 /// The bytes of the four by turns.
 #[inline(always)]
-unsafe fn interleave(v: [int8x16_t; FOUR]) -> [int8x16_t; FOUR] {
+unsafe fn interleave(v: [int8x16_t; QUAD]) -> [int8x16_t; QUAD] {
     // SAFETY: NEON is always there.
     unsafe {
         let (a, b) = (vzip1q_s8(v[0], v[2]), vzip1q_s8(v[1], v[3]));
@@ -58,15 +59,15 @@ unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, tops: &[f32; CELLS
     // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
     unsafe {
         let rows: [Weights; H] = Weights::rows(weights, tops);
-        for g in 0..v.groups() {
+        for g in 0..v.scale_groups() {
             let mut bytes = [[[vdupq_n_s8(0); 2]; H]; CELLS / BUNDLE];
             for (b, bytes) in bytes[..bundles].iter_mut().enumerate() {
                 for (h, bytes) in bytes.iter_mut().enumerate() {
                     *bytes = split(rows[h].words(b, v.scale_at(b * BUNDLE, g)));
                 }
             }
-            for at in (g * v.group..(g + 1) * v.group).step_by(4 * REGISTERS) {
-                let sums = weigh_values::<H>(v.levels.add(FOUR * at), v.width, &bytes[..bundles]);
+            for at in (g * v.scale_group..(g + 1) * v.scale_group).step_by(4 * REGISTERS) {
+                let sums = weigh_values::<H>(v.levels.add(QUAD * at), v.width, &bytes[..bundles]);
                 for h in 0..H {
                     for (i, &[high, low]) in sums[h].iter().enumerate() {
                         add_sums(acc.add(h * v.width + at + 4 * i), joined(high, low), rows[h].unit);
@@ -100,7 +101,7 @@ unsafe fn weigh_values<const H: usize>(
         for (b, bytes) in bytes.iter().enumerate() {
             macro_rules! quad {
                 ($quad:literal) => {
-                    let from = levels.add((b * BUNDLE + FOUR * $quad) * width);
+                    let from = levels.add((b * BUNDLE + QUAD * $quad) * width);
                     for i in 0..REGISTERS {
                         let x = vld1q_s8(from.add(16 * i));
                         for h in 0..H {

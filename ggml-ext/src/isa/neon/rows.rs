@@ -23,14 +23,14 @@ unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, tops: &[f32; CELLS
     // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
     unsafe {
         let rows: [Weights; H] = Weights::rows(weights, tops);
-        for g in 0..v.groups() {
+        for g in 0..v.scale_groups() {
             let mut words = [[vdupq_n_s16(0); H]; CELLS / 8];
             for b in 0..bundles {
                 for h in 0..H {
                     [words[2 * b][h], words[2 * b + 1][h]] = rows[h].words(b, v.scale_at(b * BUNDLE, g));
                 }
             }
-            for at in (g * v.group..(g + 1) * v.group).step_by(16) {
+            for at in (g * v.scale_group..(g + 1) * v.scale_group).step_by(16) {
                 let sums = weigh_sixteen::<H>(v.levels.add(at), v.width, &words[..2 * bundles]);
                 for h in 0..H {
                     for (i, &sum) in sums[h].iter().enumerate() {

@@ -9,35 +9,36 @@
 //! `sdot` an instruction, which pays most where many query rows share the unpacking.
 
 use super::products::smmla;
-use super::unpack::{unpack_turned, Rows};
+use super::unpack::unpack_turned;
 use super::weights::{add_sums, joined, largest_scales, Weights};
+use crate::isa::generic::PackedRows;
 use crate::isa::{by_rows, LevelBlock, Queries, BUNDLE, CELLS, MAX_WIDTH};
 use std::arch::aarch64::*;
 
 /// Cells of a piece of scores.
-const TWO: usize = 2;
+const SCORE_CELLS: usize = 2;
 /// Cells of a piece of sums, and of a step of scores.
-const EIGHT: usize = 8;
+const SUM_CELLS: usize = 8;
 /// Pieces of values that are worked on together: as many as leave room for the sums of four rows.
 const PIECES: usize = 4;
 
 /// Fills the levels of a block for scores.
 #[inline(always)]
-pub(super) unsafe fn unpack_scores(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack_scores(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on; NEON is always there.
-    unsafe { unpack_turned::<TWO>(rows, out, |x| halves(x)) }
+    unsafe { unpack_turned::<SCORE_CELLS>(rows, out, |x| halves(x)) }
 }
 
 /// Fills the levels of a block for sums; cells beyond n have weight 0 and may hold anything.
 #[inline(always)]
-pub(super) unsafe fn unpack_sums(rows: Rows, out: LevelBlock) {
+pub(super) unsafe fn unpack_sums(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on; NEON is always there.
-    unsafe { unpack_turned::<EIGHT>(rows, out, |x| interleave(x)) }
+    unsafe { unpack_turned::<SUM_CELLS>(rows, out, |x| interleave(x)) }
 }
 
 /// The lower halves of both, the upper halves of both.
 #[inline(always)]
-unsafe fn halves([a, b]: [int8x16_t; TWO]) -> [int8x16_t; TWO] {
+unsafe fn halves([a, b]: [int8x16_t; SCORE_CELLS]) -> [int8x16_t; SCORE_CELLS] {
     // SAFETY: NEON is always there.
     unsafe {
         let (a, b) = (vreinterpretq_s64_s8(a), vreinterpretq_s64_s8(b));
@@ -47,15 +48,15 @@ unsafe fn halves([a, b]: [int8x16_t; TWO]) -> [int8x16_t; TWO] {
 
 /// The bytes of the eight by turns.
 #[inline(always)]
-unsafe fn interleave(mut v: [int8x16_t; EIGHT]) -> [int8x16_t; EIGHT] {
+unsafe fn interleave(mut v: [int8x16_t; SUM_CELLS]) -> [int8x16_t; SUM_CELLS] {
     // Each round puts the first half beside the second: after three, eight neighbours are of the eight registers.
     for _ in 0..3 {
         let x = v;
-        for i in 0..EIGHT / 2 {
+        for i in 0..SUM_CELLS / 2 {
             // SAFETY: NEON is always there.
             unsafe {
-                v[2 * i] = vzip1q_s8(x[i], x[i + EIGHT / 2]);
-                v[2 * i + 1] = vzip2q_s8(x[i], x[i + EIGHT / 2]);
+                v[2 * i] = vzip1q_s8(x[i], x[i + SUM_CELLS / 2]);
+                v[2 * i + 1] = vzip2q_s8(x[i], x[i + SUM_CELLS / 2]);
             }
         }
     }
@@ -68,7 +69,7 @@ pub(super) unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f
     by_rows!(q.count, [1 2 3 4], |first, COUNT| {
         // SAFETY: the caller's promise is passed on.
         unsafe {
-            match (COUNT.div_ceil(2), k.group) {
+            match (COUNT.div_ceil(2), k.scale_group) {
                 (1, 32) => dot_rows::<COUNT, 1, 32>(k, n, q, first, out),
                 (1, _) => dot_rows::<COUNT, 1, 16>(k, n, q, first, out),
                 (_, 32) => dot_rows::<COUNT, 2, 32>(k, n, q, first, out),
@@ -102,15 +103,15 @@ unsafe fn dot_rows<const H: usize, const PAIRS: usize, const GROUP: usize>(
                 vst1q_s8(to.add(2 * at + 16), high);
             }
         }
-        for c in (0..n).step_by(EIGHT) {
+        for c in (0..n).step_by(SUM_CELLS) {
             let mut sums = [[vdupq_n_f32(0.0); 2]; H];
             for g in 0..groups {
-                let mut dots = [[vdupq_n_s32(0); EIGHT / TWO]; PAIRS];
+                let mut dots = [[vdupq_n_s32(0); SUM_CELLS / SCORE_CELLS]; PAIRS];
                 for at in (g * GROUP..(g + 1) * GROUP).step_by(8) {
-                    for i in 0..EIGHT / TWO {
-                        let x = vld1q_s8(k.levels.add((c + TWO * i) * width + TWO * at));
+                    for i in 0..SUM_CELLS / SCORE_CELLS {
+                        let x = vld1q_s8(k.levels.add((c + SCORE_CELLS * i) * width + SCORE_CELLS * at));
                         for p in 0..PAIRS {
-                            dots[p][i] = smmla(dots[p][i], x, vld1q_s8(queries[p].add(TWO * at)));
+                            dots[p][i] = smmla(dots[p][i], x, vld1q_s8(queries[p].add(SCORE_CELLS * at)));
                         }
                     }
                 }
@@ -153,9 +154,9 @@ unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, tops: &[f32; CELLS
     // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
     unsafe {
         let rows: [Weights; H] = Weights::rows(weights, tops);
-        for g in 0..v.groups() {
+        for g in 0..v.scale_groups() {
             // Of eight cells the high bytes, then the low ones.
-            let mut bytes = [[vdupq_n_s8(0); H]; CELLS / EIGHT];
+            let mut bytes = [[vdupq_n_s8(0); H]; CELLS / SUM_CELLS];
             for b in 0..bundles {
                 for h in 0..H {
                     for (i, x) in rows[h].words(b, v.scale_at(b * BUNDLE, g)).into_iter().enumerate() {
@@ -163,8 +164,8 @@ unsafe fn weigh_rows<const H: usize>(v: LevelBlock, n: usize, tops: &[f32; CELLS
                     }
                 }
             }
-            for at in (g * v.group..(g + 1) * v.group).step_by(2 * PIECES) {
-                let sums = weigh_values::<H>(v.levels.add(EIGHT * at), v.width, &bytes[..2 * bundles]);
+            for at in (g * v.scale_group..(g + 1) * v.scale_group).step_by(2 * PIECES) {
+                let sums = weigh_values::<H>(v.levels.add(SUM_CELLS * at), v.width, &bytes[..2 * bundles]);
                 for h in 0..H {
                     for i in 0..PIECES / 2 {
                         // Lanes are value 0 with high and low bytes, value 1 with both.
@@ -190,7 +191,7 @@ unsafe fn weigh_values<const H: usize>(
         let mut sums = [[vdupq_n_s32(0); PIECES]; H];
         for (eight, bytes) in bytes.iter().enumerate() {
             for i in 0..PIECES {
-                let x = vld1q_s8(levels.add(eight * EIGHT * width + 16 * i));
+                let x = vld1q_s8(levels.add(eight * SUM_CELLS * width + 16 * i));
                 for h in 0..H {
                     sums[h][i] = smmla(sums[h][i], x, bytes[h]);
                 }

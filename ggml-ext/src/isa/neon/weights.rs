@@ -12,7 +12,7 @@ use std::arch::aarch64::*;
 const LARGEST: f32 = 32639.0;
 
 /// Registers of four cells in a block.
-const FOURS: usize = CELLS / 4;
+const REGISTERS: usize = CELLS / 4;
 
 /// The largest scale of each cell: a sink has much weight and small values, and must not set the unit of the others.
 #[inline(always)]
@@ -22,7 +22,7 @@ pub(super) unsafe fn largest_scales(v: LevelBlock, n: usize) -> [f32; CELLS] {
         // SAFETY: scales of four cells, which are in the block whatever n is.
         unsafe {
             let mut top = vdupq_n_f32(0.0);
-            for g in 0..v.groups() {
+            for g in 0..v.scale_groups() {
                 top = vmaxq_f32(top, vabsq_f32(vld1q_f32(v.scale_at(c, g))));
             }
             vst1q_f32(tops.as_mut_ptr().add(c), top);
@@ -35,7 +35,7 @@ pub(super) unsafe fn largest_scales(v: LevelBlock, n: usize) -> [f32; CELLS] {
 #[derive(Clone, Copy)]
 pub(super) struct Weights {
     /// Such that times any scale of its cell each fits 16 bits.
-    scaled: [float32x4_t; FOURS],
+    scaled: [float32x4_t; REGISTERS],
     pub unit: f32,
 }
 
@@ -48,11 +48,11 @@ impl Weights {
     pub unsafe fn rows<const H: usize>(weights: *const f32, tops: &[f32; CELLS]) -> [Weights; H] {
         // SAFETY: the caller's promise; NEON is always there.
         unsafe {
-            let mut rows = [Weights { scaled: [vdupq_n_f32(0.0); FOURS], unit: 0.0 }; H];
+            let mut rows = [Weights { scaled: [vdupq_n_f32(0.0); REGISTERS], unit: 0.0 }; H];
             for (h, row) in rows.iter_mut().enumerate() {
                 let weight = |i: usize| vld1q_f32(weights.add(h * CELLS + 4 * i));
                 let mut most = vdupq_n_f32(0.0);
-                for i in 0..FOURS {
+                for i in 0..REGISTERS {
                     most = vmaxq_f32(most, vmulq_f32(weight(i), vld1q_f32(tops.as_ptr().add(4 * i))));
                 }
                 let largest = vmaxvq_f32(most);

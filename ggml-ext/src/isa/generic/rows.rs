@@ -1,0 +1,149 @@
+//! Blocks of rows: whole bundles of them, a few side by side.
+
+use super::{opaque, with_chunks, Bytes, Chunks};
+use crate::codec::levels::LevelLayout;
+use crate::isa::{LevelBlock, BUNDLE, CELLS, MAX_ROW_BYTES};
+use std::mem::MaybeUninit;
+
+/// Packed rows of one layout.
+#[derive(Clone, Copy)]
+pub struct PackedRows {
+    pub layout: LevelLayout,
+    pub data: *const u8,
+    pub stride: usize,
+    pub n: usize,
+}
+
+impl PackedRows {
+    /// Row c.
+    ///
+    /// # Safety
+    /// c is below n.
+    #[inline(always)]
+    pub unsafe fn row(self, c: usize) -> *const u8 {
+        // SAFETY: the caller's promise.
+        unsafe { self.data.add(c * self.stride) }
+    }
+
+    /// [`prefetch_next`] of rows from `first` on.
+    #[inline(always)]
+    pub fn prefetch_next<T: Bytes, const COUNT: usize>(self, first: usize) {
+        prefetch_next::<T, COUNT>(self.data.wrapping_add(first * self.stride), self.stride, self.layout.row_bytes);
+    }
+}
+
+/// Prefetches the rows that have the places of these COUNT rows in the next block. They lie too far apart for the
+/// processor to foresee them.
+#[inline(always)]
+pub fn prefetch_next<T: Bytes, const COUNT: usize>(data: *const u8, stride: usize, row_bytes: usize) {
+    let next = data.wrapping_add(CELLS * stride);
+    for i in 0..COUNT {
+        let row = next.wrapping_add(i * stride);
+        T::prefetch(row);
+        if row_bytes > 64 {
+            T::prefetch(row.wrapping_add(row_bytes - 1));
+        }
+    }
+}
+
+/// Calls `unpack` with whole bundles of rows and the cells of the block that they go to: the rows as they are, and a copy
+/// of what is left.
+///
+/// # Safety
+/// n rows `stride` bytes apart, a block with room for whole bundles.
+#[inline(always)]
+pub unsafe fn by_bundles(
+    layout: LevelLayout,
+    data: *const u8,
+    stride: usize,
+    n: usize,
+    out: LevelBlock,
+    unpack: impl Fn(PackedRows, LevelBlock),
+) {
+    let (whole, rest) = (n / BUNDLE * BUNDLE, n % BUNDLE);
+    unpack(PackedRows { layout, data, stride, n: whole }, out);
+    if rest > 0 {
+        let mut copy = MaybeUninit::uninit();
+        // SAFETY: the caller's promise: rows and cells from `whole` on.
+        unsafe {
+            let (data, stride) = whole_bundle(data.add(whole * stride), stride, rest, layout.row_bytes, &mut copy);
+            let out = LevelBlock { levels: out.levels.add(whole * out.width), scales: out.scale_at(whole, 0), ..out };
+            unpack(PackedRows { layout, data, stride, n: BUNDLE }, out);
+        }
+    }
+}
+
+/// A bundle of rows, where they lie and how far apart: where there are fewer, in a copy whose other rows are the last one.
+///
+/// # Safety
+/// n rows, at least one, of no more than MAX_ROW_BYTES.
+#[inline(always)]
+pub unsafe fn whole_bundle(
+    data: *const u8,
+    stride: usize,
+    n: usize,
+    row_bytes: usize,
+    copy: &mut MaybeUninit<[u8; BUNDLE * MAX_ROW_BYTES]>,
+) -> (*const u8, usize) {
+    if n >= BUNDLE {
+        return (data, stride);
+    }
+    let to = copy.as_mut_ptr().cast::<u8>();
+    for i in 0..BUNDLE {
+        // SAFETY: row n - 1 is the last that is there; the copy has room for the longest rows.
+        unsafe { std::ptr::copy_nonoverlapping(data.add(i.min(n - 1) * stride), to.add(i * row_bytes), row_bytes) };
+    }
+    (to, row_bytes)
+}
+
+/// Levels one row after the other.
+///
+/// # Safety
+/// Whole bundles of rows and room for them, on a CPU that has the instructions.
+#[inline(always)]
+pub unsafe fn unpack_rows<T: Bytes>(rows: PackedRows, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { with_chunks!(T, rows.layout.packing, 0, |chunks| unpack_turned::<T, 1>(chunks, rows, out, |x| x)) }
+}
+
+/// Registers of N rows side by side, which `turn` mixes: the levels of COUNT values of N cells follow each other in the
+/// block.
+///
+/// # Safety
+/// As [`unpack_rows`]; N divides a bundle.
+#[inline(always)]
+pub unsafe fn unpack_turned<T: Bytes, const N: usize>(
+    chunks: impl Chunks<T>,
+    rows: PackedRows,
+    out: LevelBlock,
+    turn: impl Fn([T; N]) -> [T; N],
+) {
+    for first in (0..rows.n).step_by(N) {
+        rows.prefetch_next::<T, N>(first);
+        for at in 0..out.width / T::COUNT {
+            // SAFETY: registers of N rows, as many cells of the block.
+            unsafe {
+                // Not `array::from_fn`: the compiler would call its closure instead of inlining what a packing does.
+                let mut levels = [T::splat(0); N];
+                if chunks.is_whole(at) {
+                    for (i, levels) in levels.iter_mut().enumerate() {
+                        *levels = chunks.whole(rows.row(first + i), at);
+                    }
+                } else {
+                    // One after the other, of which the compiler knows nothing: else it would unroll the loop and keep
+                    // pointers for it that cost the whole registers.
+                    let (mut tails, at, mut i) = (levels, opaque(at), 0);
+                    while i < N {
+                        tails[i] = chunks.tail(rows.row(first + i), at);
+                        i = opaque(i + 1);
+                    }
+                    levels = tails;
+                }
+                let to = out.levels.add((first * out.width) + at * T::COUNT * N);
+                for (j, x) in turn(levels).into_iter().enumerate() {
+                    x.store(to.add(T::COUNT * j));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The stored scales of rows, some rows at a time, in the order of a [`LevelBlock`].
+
+use super::PackedRows;
+use crate::codec::levels::Scales;
+use crate::isa::{LevelBlock, BUNDLE};
+
+/// A register with a float per row.
+///
+/// # Safety
+/// Of all methods: the CPU has the instructions, and pointers hold what is read or written.
+pub trait ScaleLanes: Copy {
+    /// Rows of a register: a bundle is a whole number of registers.
+    const ROWS: usize;
+
+    /// Four bytes of each row: two f16.
+    type Words: Copy;
+
+    /// Some of them that follow each other in rows.
+    type Neighbours: AsRef<[Self::Words]>;
+
+    /// The four bytes at `p` and those of the rows after it.
+    unsafe fn words(p: *const u8, stride: usize) -> Self::Words;
+
+    /// Words that hold the first of `scales` f16 at `p` and after it; at least one word. Fourteen bytes of codes at least
+    /// follow the scales of a row.
+    unsafe fn neighbours(p: *const u8, stride: usize, scales: usize) -> Self::Neighbours;
+
+    /// The f16 in the lower halves of words and those in the upper ones; NaN and infinities become zero.
+    unsafe fn finite_halves(words: Self::Words) -> [Self; 2];
+
+    /// Stores the scales times `unit`.
+    unsafe fn store_scaled(self, unit: f32, to: *mut f32);
+}
+
+/// The scales of whole bundles of rows.
+///
+/// # Safety
+/// Such rows and room for them, on a CPU that has the instructions.
+#[inline(always)]
+pub unsafe fn unpack_scales<S: ScaleLanes>(rows: PackedRows, out: LevelBlock) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe {
+        match rows.layout.scales {
+            Scales::PerGroup { step, unit } => per_group::<S>(rows, step, unit, out),
+            Scales::PerHalf(units) => per_half::<S>(rows, units, out),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn per_group<S: ScaleLanes>(rows: PackedRows, step: usize, unit: f32, out: LevelBlock) {
+    let groups = rows.layout.values / rows.layout.scale_group;
+    for first in (0..rows.n).step_by(S::ROWS) {
+        // SAFETY: as many rows and cells of the block.
+        unsafe {
+            let (from, mut to) = (rows.row(first), out.scale_at(first, 0));
+            if step == 2 {
+                let mut g = 0;
+                while g < groups {
+                    for &words in S::neighbours(from.add(2 * g), rows.stride, groups - g).as_ref() {
+                        if g >= groups {
+                            break;
+                        }
+                        let [even, odd] = S::finite_halves(words);
+                        even.store_scaled(unit, to);
+                        to = to.add(BUNDLE);
+                        if g + 1 < groups {
+                            odd.store_scaled(unit, to);
+                            to = to.add(BUNDLE);
+                        }
+                        g += 2;
+                    }
+                }
+            } else {
+                for g in 0..groups {
+                    S::finite_halves(S::words(from.add(g * step), rows.stride))[0].store_scaled(unit, to);
+                    to = to.add(BUNDLE);
+                }
+            }
+            for _ in groups..out.scale_groups() {
+                to.write_bytes(0, S::ROWS);
+                to = to.add(BUNDLE);
+            }
+        }
+    }
+}
+
+/// Two scales a row: one for the first half of the groups, one for the second.
+#[inline(always)]
+unsafe fn per_half<S: ScaleLanes>(rows: PackedRows, units: [f32; 2], out: LevelBlock) {
+    let half = out.scale_groups() / 2;
+    for first in (0..rows.n).step_by(S::ROWS) {
+        // SAFETY: as many rows and cells of the block.
+        unsafe {
+            let [low, high] = S::finite_halves(S::words(rows.row(first), rows.stride));
+            for g in 0..half {
+                low.store_scaled(units[0], out.scale_at(first, g));
+                high.store_scaled(units[1], out.scale_at(first, half + g));
+            }
+        }
+    }
+}
