@@ -2,7 +2,7 @@
 // `cargo kv test --only life` as a bounded run over the corpus and mutations of it, on any toolchain.
 
 use ggml_ext::codec::delta::GROUP_CELLS;
-use ggml_ext::codec::format::RowFormat;
+use ggml_ext::codec::RowFormat;
 use ggml_ext::groups;
 use ggml_ext::isa;
 use ggml_ext::lanes::Lanes;

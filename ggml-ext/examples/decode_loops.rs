@@ -6,8 +6,8 @@
 
 use std::hint::black_box;
 
-use ggml_ext::codec::format::{RowFormat, Scorer};
 use ggml_ext::codec::levels::LevelLayout;
+use ggml_ext::codec::{RowFormat, Scorer};
 use ggml_ext::isa::{self, padded, Kernels, LevelBlock, Matrix, Queries, Role, CELLS};
 use ggml_ext::random::Noise;
 use ggml_ext::table::{self, Concrete, Entry};

@@ -23,7 +23,7 @@
 
 use crate::codec::clean;
 use crate::codec::delta::{Delta, RowKind, GROUP_CELLS};
-use crate::codec::format::RowFormat;
+use crate::codec::RowFormat;
 use crate::isa::{padded, Kernels, LevelBlock, Role, CELLS};
 use crate::lanes::{Lanes, LANES};
 use crate::room::Room;

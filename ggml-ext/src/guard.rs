@@ -15,7 +15,7 @@
 //! averaged by the weights and never reach softmax. A type that the user named for this very layer is left alone.
 
 use crate::codec::error_of_bits;
-use crate::codec::format::RowFormat;
+use crate::codec::RowFormat;
 use crate::spec::{registry, Layer, Member, Side};
 use crate::table::{self, Entry, Family};
 

@@ -5,8 +5,8 @@
 //! whole heads of streams, which know nothing of each other.
 
 use crate::codec::delta::Delta;
-use crate::codec::format::RowFormat;
 use crate::codec::plain::Plain;
+use crate::codec::RowFormat;
 use crate::groups::{self, GroupLayout, Walker};
 use crate::isa::{kernels, Kernels};
 use crate::lanes::Lanes;

@@ -25,7 +25,7 @@
 //! table and written by the new. There is one version so far, and states of others are refused by name.
 
 use crate::codec::delta::GROUP_CELLS;
-use crate::codec::format::RowFormat;
+use crate::codec::RowFormat;
 use crate::groups::{self, GroupLayout, Walker};
 use crate::isa;
 use crate::rotation::Rotation;

@@ -5,11 +5,11 @@
 //! for the family as a whole.
 
 use crate::codec::delta::{Delta, GROUP_CELLS};
-use crate::codec::format::{Format, RowFormat};
 use crate::codec::polar::Polar;
 use crate::codec::qjl::Qjl;
 use crate::codec::srft::Srft;
 use crate::codec::turbo::Turbo;
+use crate::codec::{Format, RowFormat};
 use crate::rotation::HEAD_SIZES;
 
 /// The first id that is ours.

@@ -5,7 +5,7 @@
 
 use super::memory::{bytes_of, BlockRoom, Cut};
 use super::side::{Cells, KvSide};
-use crate::codec::format::Scorer;
+use crate::codec::Scorer;
 use crate::isa::{Kernels, Matrix, MatrixMut, Queries, Role, CELLS};
 use crate::tensor::Tensor;
 

@@ -1,9 +1,9 @@
 //! K or V of an attention: how its rows are read, whatever their type.
 
 use crate::codec::delta::{Chain, Delta, GROUP_CELLS};
-use crate::codec::format::{RowFormat, Scorer};
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::{Blocks, Plain, BLOCK};
+use crate::codec::{RowFormat, Scorer};
 use crate::domain::Domain;
 use crate::groups::GroupLayout;
 use crate::isa::{padded, Kernels, LevelBlock, Role};

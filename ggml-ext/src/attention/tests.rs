@@ -1,6 +1,6 @@
 //! Attention against f64 on the decoded rows, for every instruction set and kind of row.
 
-use crate::codec::format::RowFormat;
+use crate::codec::RowFormat;
 use std::rc::Rc;
 
 use super::*;

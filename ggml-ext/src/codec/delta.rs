@@ -31,9 +31,9 @@
 //! Any bytes decode: a row that says chained without a predecessor in its group counts as a restart row, what is not
 //! finite counts as zero.
 
-use super::format::RowFormat;
 use super::levels::LevelLayout;
 use super::srft::Srft;
+use super::RowFormat;
 use crate::domain::Domain;
 use crate::lanes::{Lanes, Simd, LANES};
 use crate::room::Room;

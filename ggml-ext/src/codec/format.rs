@@ -6,9 +6,6 @@
 use super::delta::Delta;
 use super::levels::LevelLayout;
 use super::polar::Polar;
-use super::qjl::Qjl;
-use super::srft::Srft;
-use super::turbo::Turbo;
 use crate::domain::Domain;
 use crate::lanes::Simd;
 
@@ -68,7 +65,7 @@ pub enum Scorer {
     Tables(Polar),
 }
 
-/// Defines [`Format`] and hands its methods on to the codecs.
+/// Defines `Format`, an enum of codecs, and hands its methods on to them.
 macro_rules! formats {
     ($($(#[$doc:meta])+ $codec:ident),+ $(,)?) => {
         /// All row formats of this crate.
@@ -123,16 +120,4 @@ macro_rules! formats {
         }
     };
 }
-
-formats! {
-    /// srft8, srft4, srft3, srft2.
-    Srft,
-    /// delta4, delta3.
-    Delta,
-    /// polar4, polar3.
-    Polar,
-    /// turbo4, turbo3.
-    Turbo,
-    /// qjl1.
-    Qjl,
-}
+pub(crate) use formats;

@@ -1,7 +1,7 @@
 //! How rows are stored. A codec knows nothing of ggml, and the instruction sets know nothing of attention.
 
 pub mod delta;
-pub mod format;
+mod format;
 pub mod levels;
 pub mod plain;
 pub mod polar;
@@ -9,7 +9,30 @@ pub mod qjl;
 pub mod srft;
 pub mod turbo;
 
+use crate::domain::Domain;
+use crate::lanes::Simd;
+use delta::Delta;
 use half::f16;
+use levels::LevelLayout;
+use polar::Polar;
+use qjl::Qjl;
+use srft::Srft;
+use turbo::Turbo;
+
+pub use format::{RowFormat, Scorer};
+
+format::formats! {
+    /// srft8, srft4, srft3, srft2.
+    Srft,
+    /// delta4, delta3.
+    Delta,
+    /// polar4, polar3.
+    Polar,
+    /// turbo4, turbo3.
+    Turbo,
+    /// qjl1.
+    Qjl,
+}
 
 /// Larger values are stored as this.
 const INPUT_LIMIT: f32 = 1e6;

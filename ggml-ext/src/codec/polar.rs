@@ -36,9 +36,9 @@
 //!
 //! Bad values: as in [`super::srft`].
 
-use super::format::{RowFormat, Scorer};
 use super::levels::{LevelLayout, Packing, Scales};
 use super::{clean, load_scale, store_scale};
+use super::{RowFormat, Scorer};
 use crate::domain::Domain;
 use crate::lanes::Simd;
 use crate::room::Room;

@@ -30,9 +30,9 @@
 //!
 //! Bad values: as in [`super::srft`].
 
-use super::format::RowFormat;
 use super::levels::{LevelLayout, Packing, Scales};
 use super::plain::BLOCK;
+use super::RowFormat;
 use super::{clean, load_scale, store_scale};
 use crate::domain::Domain;
 use crate::isa::padded;

@@ -29,8 +29,8 @@
 //! What is not a number counts as 0, what is beyond +-1e6 as +-1e6, and the scale saturates at f16's largest, so a bad row
 //! stays finite and harms no other.
 
-use super::format::RowFormat;
 use super::levels::{LevelLayout, Packing, Scales};
+use super::RowFormat;
 use crate::domain::Domain;
 use crate::lanes::{round_even, Simd, LANES};
 use crate::room::Room;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::codec::delta::RHO;
-use crate::codec::format::RowFormat;
+use crate::codec::RowFormat;
 use crate::isa::tests::{at_most, others};
 use crate::isa::{kernels, scalar};
 use crate::random::Noise;

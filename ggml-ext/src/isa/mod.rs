@@ -27,10 +27,10 @@ pub mod avx512;
 pub mod neon;
 
 use crate::codec::delta::{Chain, Delta, RowKind};
-use crate::codec::format::Format;
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
 use crate::codec::polar::Polar;
+use crate::codec::Format;
 use crate::rotation::{Rotation, MAX_HEAD};
 use std::sync::OnceLock;
 

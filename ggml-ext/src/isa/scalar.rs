@@ -2,10 +2,10 @@
 
 use super::{padded, Kernels, LevelBlock, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
 use crate::codec::delta::{Chain, Delta, RowKind};
-use crate::codec::format::RowFormat;
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
 use crate::codec::polar::Polar;
+use crate::codec::RowFormat;
 use crate::lanes::{exp_nonpositive, round_even, Lanes, Simd, LANES};
 use crate::rotation::{Rotation, MAX_HEAD};
 use half::{bf16, f16};

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::codec::delta::Delta;
-use crate::codec::format::RowFormat;
 use crate::codec::plain::Blocks;
 use crate::codec::srft::Srft;
+use crate::codec::RowFormat;
 use crate::lanes::Lanes;
 use crate::random::Noise;
 use crate::rotation::HEAD_SIZES;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::codec::delta::{Delta, RowKind};
-use crate::codec::format::RowFormat;
+use crate::codec::RowFormat;
 use crate::random::Noise;
 use proptest::prelude::*;
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::attention::side::KvSide;
 use crate::codec::delta::Delta;
-use crate::codec::format::RowFormat;
+use crate::codec::RowFormat;
 use crate::groups::GroupLayout;
 
 const HEADS: usize = 3;

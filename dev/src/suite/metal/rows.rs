@@ -1,8 +1,8 @@
 //! kv_set_rows and kv_get_rows against the definition of the formats.
 
 use anyhow::{ensure, Context, Result};
-use ggml_ext::codec::format::{Format, RowFormat};
 use ggml_ext::codec::srft::Srft;
+use ggml_ext::codec::{Format, RowFormat};
 use ggml_ext::lanes::Lanes;
 use ggml_ext::rotation::HEAD_SIZES;
 use ggml_ext::table::{self, Concrete, Family};

@@ -1,8 +1,8 @@
 //! Numbers for the tests, and ggml's plain formats.
 
 use anyhow::{Context, Result};
-use ggml_ext::codec::format::{Format, RowFormat};
 use ggml_ext::codec::srft::Srft;
+use ggml_ext::codec::{Format, RowFormat};
 use ggml_ext::domain::Domain;
 use ggml_ext::groups;
 use ggml_ext::isa::kernels;

@@ -12,9 +12,9 @@
 
 use super::products::Products;
 use super::unpack::{nibble_levels, nibble_table};
-use crate::codec::format::RowFormat;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
+use crate::codec::RowFormat;
 use crate::isa::generic::{code_bytes, unpack_turned, with_chunks, PackedRows};
 use crate::isa::{by_rows, LevelBlock, BUNDLE, CELLS};
 use std::arch::x86_64::*;

@@ -1,8 +1,8 @@
 //! Polar rows: their levels, two blocks at a time, and scores by the tables of queries, eight cells in the lanes.
 
-use crate::codec::format::RowFormat;
 use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE};
 use crate::codec::srft::finite;
+use crate::codec::RowFormat;
 use crate::isa::generic::polar::{first_codes, pair_weights, upper_codes};
 use crate::isa::generic::{self, Chunks};
 use crate::isa::CELLS;

@@ -6,8 +6,8 @@
 
 use super::columns::words_of_4;
 use super::unpack::{finite_halves, sixteens};
-use crate::codec::format::RowFormat;
 use crate::codec::polar::{Polar, BLOCK, COSINES, FIXED_WEIGHTS, PAIRS, TABLE, UPPER_BITS};
+use crate::codec::RowFormat;
 use crate::isa::generic::polar::pair_weights;
 use crate::isa::generic::rows::{prefetch_next, whole_bundle};
 use crate::isa::generic::{self, opaque, Chunks};

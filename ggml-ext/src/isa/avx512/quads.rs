@@ -10,9 +10,9 @@
 
 use super::unpack::{nibble_levels, nibble_table};
 use super::BIAS;
-use crate::codec::format::RowFormat;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
+use crate::codec::RowFormat;
 use crate::isa::generic::{code_bytes, opaque, unpack_turned, with_chunks, PackedRows};
 use crate::isa::{by_rows, LevelBlock, BUNDLE, CELLS};
 use std::arch::asm;

@@ -1,11 +1,11 @@
 //! Levels of a row, a register at a time: what is different from packing to packing.
 
 use super::{code_bytes, level_table, Bytes, CHUNK};
-use crate::codec::format::RowFormat;
 use crate::codec::plain::{Blocks, BLOCK};
 use crate::codec::qjl::{self, Qjl};
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
 use crate::codec::turbo::{self, Turbo};
+use crate::codec::RowFormat;
 use crate::isa::padded;
 
 /// Levels of a packing: register `at` has the values COUNT * at .. COUNT * (at + 1) of a row padded to whole chunks, and

@@ -4,8 +4,8 @@
 //! is the first half turned by 180 degrees, so an entry is minus another one to the bit, and the sign goes to the weight,
 //! which all queries share: the table is two registers, of 8 directions one.
 
-use crate::codec::format::RowFormat;
 use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE};
+use crate::codec::RowFormat;
 use crate::isa::generic::polar::{first_codes, pair_weights, upper_codes};
 use crate::isa::generic::{self, Chunks, ScaleLanes};
 use crate::isa::{by_rows, BUNDLE, CELLS};

@@ -2,9 +2,9 @@
 
 use super::polar::PolarChunks;
 use super::products::fcvtl;
-use crate::codec::format::RowFormat;
 use crate::codec::levels::{LevelLayout, Packing};
 use crate::codec::srft::{Srft, LEVELS_4};
+use crate::codec::RowFormat;
 use crate::isa::generic::{
     self, by_bundles, code_bytes, code_shifts, first_shift, unpack_rows, unpack_scales, with_chunks, Bytes, PackedRows,
     ScaleLanes,
