@@ -85,7 +85,7 @@ impl Block {
         kv_mark();
         // SAFETY: buffers of the shapes that the kernels want, on a CPU of the table.
         unsafe {
-            (self.kernels.unpack)(kind, rows, stride, CELLS, Role::Dot, block);
+            (self.kernels.unpack)(&kind, rows, stride, CELLS, Role::Dot, block);
             (self.kernels.dot_levels)(block, CELLS, queries, out.as_mut_ptr());
             if let Some(f) = self.kind.format().grouped() {
                 let chain = (self.kernels.frame_and_chain)(f, rows, stride, CELLS, &mut frame);
@@ -106,7 +106,7 @@ impl Block {
         kv_mark();
         // SAFETY: buffers of the shapes that the kernels want, on a CPU of the table.
         unsafe {
-            (self.kernels.unpack)(kind, self.rows.as_ptr(), self.kind.row_bytes(), CELLS, Role::Weigh, block);
+            (self.kernels.unpack)(&kind, self.rows.as_ptr(), self.kind.row_bytes(), CELLS, Role::Weigh, block);
             (self.kernels.weigh_levels)(block, CELLS, weights.as_ptr(), HEADS, acc.as_mut_ptr());
         }
         kv_mark();

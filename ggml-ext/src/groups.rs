@@ -284,7 +284,7 @@ impl Walker {
         // SAFETY: rows of the group, at most a block of them, which the kernels find unpacked.
         unsafe {
             let data = place.group.add(first * place.stride);
-            (self.kernels.unpack)(layout, data, place.stride, cells, Role::Expand, block);
+            (self.kernels.unpack)(&layout, data, place.stride, cells, Role::Expand, block);
             (self.kernels.follow)(block, cells, kind(place, first), &self.m, &mut self.u);
         }
     }

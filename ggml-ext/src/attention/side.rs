@@ -184,7 +184,7 @@ impl KvSide {
     /// # Safety
     /// It has levels, the cells are within the tensor, `out` has room.
     pub unsafe fn levels(&self, kernels: &Kernels, cells: Cells, role: Role, out: LevelBlock) {
-        if let Reader::Levels(layout) = self.reader {
+        if let Reader::Levels(layout) = &self.reader {
             // SAFETY: the caller's promise.
             unsafe {
                 let (data, stride) = self.data(cells);

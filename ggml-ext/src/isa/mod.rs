@@ -164,7 +164,7 @@ pub struct Kernels {
     /// x = R^-1 y.
     pub rotate_back: unsafe fn(&Rotation, &[f32], &mut [f32]),
     /// `n` rows, `stride` bytes apart.
-    pub unpack: unsafe fn(layout: LevelLayout, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock),
+    pub unpack: unsafe fn(layout: &LevelLayout, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock),
     /// `n` rows of f32, f16 or bf16 to f32 rows of `width`, zero beyond `size`.
     pub widen:
         unsafe fn(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize),

@@ -43,7 +43,7 @@ pub static KERNELS: Kernels = Kernels {
 ///
 /// # Safety
 /// `data` holds n rows `stride` bytes apart, `out` has room for n cells.
-pub unsafe fn unpack(layout: LevelLayout, data: *const u8, stride: usize, n: usize, _role: Role, out: LevelBlock) {
+pub unsafe fn unpack(layout: &LevelLayout, data: *const u8, stride: usize, n: usize, _role: Role, out: LevelBlock) {
     let mut scales = [0.0f32; MAX_WIDTH / 16];
     for c in 0..n {
         // SAFETY: c < n rows of the promised size, and as many rows of the buffers.
@@ -60,7 +60,7 @@ pub unsafe fn unpack(layout: LevelLayout, data: *const u8, stride: usize, n: usi
 
 /// One row of [`unpack`], padded with zeros.
 #[inline]
-pub fn unpack_row(layout: LevelLayout, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
+pub fn unpack_row(layout: &LevelLayout, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
     levels[layout.values..].fill(0);
     scales[layout.values / layout.scale_group..].fill(0.0);
     layout.packing.unpack(row, levels, scales);

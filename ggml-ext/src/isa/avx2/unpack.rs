@@ -15,7 +15,7 @@ use std::arch::x86_64::*;
 /// See [`crate::isa::Kernels::unpack`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn unpack<P: Products>(
-    layout: LevelLayout,
+    layout: &LevelLayout,
     data: *const u8,
     stride: usize,
     n: usize,

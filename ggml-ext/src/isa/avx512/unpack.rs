@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
 pub(super) unsafe fn unpack(
-    layout: LevelLayout,
+    layout: &LevelLayout,
     data: *const u8,
     stride: usize,
     n: usize,

@@ -7,14 +7,14 @@ use std::mem::MaybeUninit;
 
 /// Packed rows of one layout.
 #[derive(Clone, Copy)]
-pub struct PackedRows {
-    pub layout: LevelLayout,
+pub struct PackedRows<'a> {
+    pub layout: &'a LevelLayout,
     pub data: *const u8,
     pub stride: usize,
     pub n: usize,
 }
 
-impl PackedRows {
+impl PackedRows<'_> {
     /// Row c.
     ///
     /// # Safety
@@ -53,7 +53,7 @@ pub fn prefetch_next<T: Bytes, const COUNT: usize>(data: *const u8, stride: usiz
 /// n rows `stride` bytes apart, a block with room for whole bundles.
 #[inline(always)]
 pub unsafe fn by_bundles(
-    layout: LevelLayout,
+    layout: &LevelLayout,
     data: *const u8,
     stride: usize,
     n: usize,
@@ -61,7 +61,9 @@ pub unsafe fn by_bundles(
     unpack: impl Fn(PackedRows, LevelBlock),
 ) {
     let (whole, rest) = (n / BUNDLE * BUNDLE, n % BUNDLE);
-    unpack(PackedRows { layout, data, stride, n: whole }, out);
+    if whole > 0 {
+        unpack(PackedRows { layout, data, stride, n: whole }, out);
+    }
     if rest > 0 {
         let mut copy = MaybeUninit::uninit();
         // SAFETY: the caller's promise: rows and cells from `whole` on.
@@ -119,7 +121,10 @@ pub unsafe fn unpack_turned<T: Bytes, const N: usize>(
     turn: impl Fn([T; N]) -> [T; N],
 ) {
     for first in (0..rows.n).step_by(N) {
-        rows.prefetch_next::<T, N>(first);
+        // A row by itself is read by who writes it, not by who walks the cache.
+        if N > 1 {
+            rows.prefetch_next::<T, N>(first);
+        }
         for at in 0..out.width / T::COUNT {
             // SAFETY: registers of N rows, as many cells of the block.
             unsafe {

@@ -30,7 +30,7 @@ pub(super) trait Forms {
 /// See [`crate::isa::Kernels::unpack`].
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn unpack<F: Forms>(
-    layout: LevelLayout,
+    layout: &LevelLayout,
     data: *const u8,
     stride: usize,
     n: usize,
