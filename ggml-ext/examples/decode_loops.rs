@@ -73,7 +73,7 @@ impl Block {
             black_box(&out);
             return;
         }
-        let (width, groups) = (padded(kind.values), padded(kind.values) / kind.group);
+        let (width, groups) = (padded(kind.values), padded(kind.values) / kind.scale_group);
         let mut buffers = Buffers::new(kind);
         let mut bytes: Vec<i8> = noise(HEADS * width).map(|b| b as i8).collect();
         let (mut scales, mut sums) = (vec![0.5f32; HEADS * groups], vec![0i32; HEADS * groups]);
@@ -83,7 +83,7 @@ impl Block {
             sums: sums.as_mut_ptr(),
             count: HEADS,
             width,
-            group: kind.group,
+            scale_group: kind.scale_group,
         };
         let (block, floats, mut frame) = (buffers.block(kind), vec![0.5f32; HEADS * width], vec![0.0f32; width]);
         kv_mark();
@@ -92,7 +92,7 @@ impl Block {
             (self.kernels.unpack)(kind, rows, stride, CELLS, Role::Dot, block);
             (self.kernels.dot_levels)(block, CELLS, queries, out.as_mut_ptr());
             if let Some(f) = self.kind.format().grouped() {
-                let chain = (self.kernels.group)(f, rows, stride, CELLS, &mut frame);
+                let chain = (self.kernels.frame_and_chain)(f, rows, stride, CELLS, &mut frame);
                 let q = Matrix(floats.as_ptr(), width);
                 (self.kernels.chain_scores)(&chain, &frame, q, 1.0, HEADS, out.as_mut_ptr());
             }
@@ -126,7 +126,7 @@ struct Buffers {
 impl Buffers {
     fn new(kind: LevelLayout) -> Buffers {
         let width = padded(kind.values);
-        Buffers { levels: vec![0; CELLS * width], scales: vec![0.0; CELLS * width / kind.group] }
+        Buffers { levels: vec![0; CELLS * width], scales: vec![0.0; CELLS * width / kind.scale_group] }
     }
 
     fn block(&mut self, kind: LevelLayout) -> LevelBlock {
@@ -134,7 +134,7 @@ impl Buffers {
             levels: self.levels.as_mut_ptr(),
             scales: self.scales.as_mut_ptr(),
             width: padded(kind.values),
-            group: kind.group,
+            scale_group: kind.scale_group,
         }
     }
 }
