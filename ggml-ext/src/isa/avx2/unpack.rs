@@ -23,16 +23,16 @@ pub(super) unsafe fn unpack<P: Products>(
     out: LevelBlock,
 ) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { by_bundles(layout, data, stride, n, out, |rows, out| unpack_bundles(rows, role, P::BIAS, out)) }
+    unsafe { by_bundles(layout, data, stride, n, out, |rows, out| unpack_bundles::<P>(rows, role, out)) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_bundles(rows: PackedRows, role: Role, bias: u8, out: LevelBlock) {
+unsafe fn unpack_bundles<P: Products>(rows: PackedRows, role: Role, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match role {
-            Role::Dot => columns::unpack(rows, bias, out),
+            Role::Dot => columns::unpack(rows, P::BIAS, out),
             Role::Weigh => pairs::unpack(rows, out),
             Role::Expand => expand(rows, out),
         }

@@ -131,8 +131,10 @@ pub unsafe fn unpack_turned<T: Bytes, const N: usize>(
                 // Not `array::from_fn`: the compiler would call its closure instead of inlining what a packing does.
                 let mut levels = [T::splat(0); N];
                 if chunks.is_whole(at) {
+                    // Many row pointers would be saved and loaded; multiples of the stride need not.
+                    let stride = if N >= 8 { opaque(rows.stride) } else { rows.stride };
                     for (i, levels) in levels.iter_mut().enumerate() {
-                        *levels = chunks.whole(rows.row(first + i), at);
+                        *levels = chunks.whole(rows.row(first).add(i * stride), at);
                     }
                 } else {
                     // One after the other, of which the compiler knows nothing: else it would unroll the loop and keep
