@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.cuh"
+#include "levels.cuh"
 
 namespace kv {
 
@@ -136,11 +137,6 @@ static __device__ __forceinline__ void wait_all_staged() {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group 0;" ::: "memory");
 #endif
-}
-
-static __device__ __forceinline__ uint times(uint pair, uint scale) {
-    const __half2 x = __hmul2(*(const __half2 *) &pair, *(const __half2 *) &scale);
-    return *(const uint *) &x;
 }
 
 // `unpack` of 4-bit rows in shared memory: a word of codes is four values of one scale and four of the next.
