@@ -163,8 +163,12 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
         }
         if constexpr (BITS == 4) {
             products_4(q, t, s);
-            return;
+        } else {
+            products_by_scale(q, t, s);
         }
+    }
+
+    __device__ __forceinline__ void products_by_scale(const queries & q, uint t, float (&s)[QB][4]) const {
 #pragma unroll
         for (uint i = 0; i < 2*C; ++i) {
             const uint c = i/2, scale = i % 2;
