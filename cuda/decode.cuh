@@ -25,7 +25,7 @@ constexpr uint WARPS = 4, THREADS = 32*WARPS, BLOCK = 64, STEP = 16;
 
 // Blocks that a multiprocessor has registers for.
 template <uint K, uint V, uint D, uint QB> constexpr uint blocks_per_sm() {
-    return D == 256 ? 2 : D == 128 && QB == 2 ? 3 : 4;
+    return D == 256 ? 2 : D == 128 && (QB == 2 || (is_delta(K) && code_bits(V) == 3)) ? 3 : 4;
 }
 
 template <uint V, uint D> struct decode_memory {

@@ -77,9 +77,13 @@ __device__ __forceinline__ void keep(const uint8_t *& x) {
     asm volatile("" : "+l"(x));
 }
 
-// A stored scale; any bytes give something finite.
-__device__ __forceinline__ float scale_at(uint stored) {
-    return (stored & 0x7c00) != 0x7c00 ? __half2float(__ushort_as_half((unsigned short) stored)) : 0.0f;
+// Two stored scales, zero for one that is not finite.
+__device__ __forceinline__ uint finite_scales(uint two) {
+    return two & __hle2_mask(__habs2(*(const __half2 *) &two), __float2half2_rn(65504.0f));
+}
+
+__device__ __forceinline__ float scale_at(uint scales, uint n) {
+    return __half2float(__ushort_as_half((unsigned short) (scales >> 16*n)));
 }
 
 // Four bytes of a plane, `step` apart by twos: bytes 0, step, 1, step + 1; with step 2 as they lie.
@@ -186,7 +190,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                 a[2] = prmt(levels.first, levels.second, x >> 16);
                 a[3] = prmt(levels.first, levels.second, y >> 16);
             }
-            const float s0 = scale_at(scales[0][c] >> 16*scale & 0xffff), s1 = scale_at(scales[1][c] >> 16*scale & 0xffff);
+            const float s0 = scale_at(finite_scales(scales[0][c]), scale), s1 = scale_at(finite_scales(scales[1][c]), scale);
 #pragma unroll
             for (uint qb = 0; qb < QB; ++qb) {
                 int sums[4] = {};
@@ -220,7 +224,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                     mma_s8(sums[i/QB][qb], upper, q.b[plane][c][word][qb][0], q.b[plane][c][word][qb][1]);
                 }
             }
-            const float s0 = scale_at(scales[0][c] >> (t < 2 ? 0 : 16) & 0xffff), s1 = scale_at(scales[1][c] >> (t < 2 ? 0 : 16) & 0xffff);
+            const float s0 = scale_at(finite_scales(scales[0][c]), t/2), s1 = scale_at(finite_scales(scales[1][c]), t/2);
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
                 const float x = (float) (sums[0][i/4][i % 4]*SECOND_PLANE + sums[1][i/4][i % 4]);
