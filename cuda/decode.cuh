@@ -12,7 +12,6 @@
 // delta: w_t = q.d_t + RHO w_(t-1) over 16 cells is a scan of three shuffles for each half of them.
 #pragma once
 
-#include "decode.h"
 #include "decode_keys.cuh"
 #include "decode_values.cuh"
 
@@ -21,7 +20,7 @@ namespace {
 
 using namespace metal;
 
-constexpr uint WARPS = 4, THREADS = 32*WARPS, BLOCK = 64, STEP = 16;
+constexpr uint STEP = 16; // cells of one product
 
 // Blocks that a multiprocessor has registers for.
 template <uint K, uint V, uint D, uint QB> constexpr uint blocks_per_sm() {

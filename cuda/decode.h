@@ -5,6 +5,11 @@
 
 namespace kv {
 
+// A block has four warps and takes eight query rows; a warp takes 64 cells at a time.
+namespace {
+constexpr uint WARPS = 4, THREADS = 32*WARPS, ROWS = 8, BLOCK = 64;
+}  // namespace
+
 struct decode_choice {
     void (*kernel)(const attn_params); // null where there is none
     uint   blocks_per_sm;

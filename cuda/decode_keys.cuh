@@ -10,13 +10,11 @@
 //     others   32 values of one scale make one product. Four columns have the first plane of the queries, four the second.
 #pragma once
 
-#include "attention.cuh"
+#include "decode.h"
 #include "levels.cuh"
 
 namespace kv {
 namespace {
-
-constexpr uint ROWS = 8;
 
 __device__ __forceinline__ void mma_s8(int (&d)[4], const uint (&a)[4], uint b0, uint b1) {
 #if __CUDA_ARCH__ >= 800

@@ -6,7 +6,7 @@
 namespace kv {
 namespace {
 
-constexpr uint BLOCK = 64, ROWS = 8, MOST_ROWS = 32;
+constexpr uint MOST_ROWS = 32;
 
 uint divided(uint a, uint b) {
     return (a + b - 1)/b;
@@ -61,7 +61,7 @@ cudaError_t launch_decode(const attn_params & p, const kv_cuda_plan & plan, cuda
         return err;
     }
     const dim3 grid(p.args.kv_heads*divided(rows, ROWS), plan.chunks, p.args.streams);
-    choice.kernel<<<grid, 128, plan.shared_bytes, stream>>>(p);
+    choice.kernel<<<grid, THREADS, plan.shared_bytes, stream>>>(p);
     return cudaGetLastError();
 }
 
