@@ -53,7 +53,7 @@ template <uint SIZE> __global__ void __launch_bounds__(32*QUERY_WARPS) kv_querie
     }
 }
 
-constexpr uint MERGE_LANES = 128;
+constexpr uint MERGE_LANES = 128, AT_ONCE = 16;
 
 // A block for a result. Parts of MERGE_LANES threads take chunks in turn.
 template <uint SIZE> __global__ void __launch_bounds__(4*MERGE_LANES) kv_merge(const attn_params p) {
@@ -93,9 +93,18 @@ template <uint SIZE> __global__ void __launch_bounds__(4*MERGE_LANES) kv_merge(c
     }
     for (uint i = threadIdx.x % MERGE_LANES; i < width; i += MERGE_LANES) {
         float x = 0.0f;
-        for (uint c = part; c < chunks; c += parts) {
-            // A chunk without a weight was perhaps not written.
-            x = weights[c] == 0.0f ? x : fmaf(weights[c], sums[(size_t) c*width + i], x);
+        for (uint c = part; c < chunks; c += AT_ONCE*parts) {
+            // Each is a wait for memory. A chunk without a weight was perhaps not written.
+            float weight[AT_ONCE], value[AT_ONCE];
+#pragma unroll
+            for (uint n = 0; n < AT_ONCE; ++n) {
+                weight[n] = c + n*parts < chunks ? weights[c + n*parts] : 0.0f;
+                value[n]  = weight[n] != 0.0f ? sums[(size_t) (c + n*parts)*width + i] : 0.0f;
+            }
+#pragma unroll
+            for (uint n = 0; n < AT_ONCE; ++n) {
+                x = fmaf(weight[n], value[n], x);
+            }
         }
         o[part*width + i] = x;
     }

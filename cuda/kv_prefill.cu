@@ -1,9 +1,12 @@
-// Attention of many query rows: any K but delta with any V, of up to 128 values.
+// Attention of many query rows: any K with any V, of up to 128 values.
 //
 // A block takes one KV head, 64 or 128 query rows (token by token, the heads of the KV head side by side) and a chunk of cells,
 // 64 at a time. K and V of a tile are unpacked into shared memory as kv_tile.cu does it, those of the next are on their way
 // meanwhile. A warp has 16 rows, and all that concerns them stays in its registers: scores, softmax, weights as the first
-// operand of P V, and the sums.
+// operand of P V, and the sums. Cells lie in the tiles so that a lane has the scores of 16 neighbours.
+//
+// delta: a tile is a group. Its I-frame is two more rows of K, halves and what they leave, so that q.m is one more product; the
+// recursion runs over the 16 cells of a lane, and then over the four lanes of a row.
 
 #include "attention.cuh"
 #include "mma.cuh"
@@ -21,11 +24,13 @@ struct prefill_memory {
     float *  k_levels, * v_levels;
     uint *   k_pairs, * v_pairs; // [256]
     uint *   masks;              // [row]
+    float *  chain;              // delta: [cell] its factor of the cell before; [cell] the product of those of its lane up to here
+    uint *   kinds;              // delta: bits of cells that stand alone, and of empty ones
     uint8_t * k_raw, * v_raw;
 };
 
 __host__ __device__ constexpr size_t prefill_bytes(uint rows, uint k_width) {
-    return 2*sizeof(__half)*rows*(k_width + 8) + 2*sizeof(__half)*CELLS*TILE_STEP + sizeof(float)*(K_ROWS*SCALES + 32 + 2*256 + rows);
+    return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS + CELLS)*TILE_STEP + sizeof(float)*(K_ROWS*SCALES + 32 + 2*256 + rows + 2*CELLS + 4);
 }
 
 __device__ __forceinline__ prefill_memory carve(uint8_t * memory, uint rows, uint k_width, uint k_raw_bytes) {
@@ -33,14 +38,16 @@ __device__ __forceinline__ prefill_memory carve(uint8_t * memory, uint rows, uin
     m.high     = (__half *) memory;
     m.low      = m.high + rows*(k_width + 8);
     m.k_tile   = m.low + rows*(k_width + 8);
-    m.v_tile   = m.k_tile + CELLS*TILE_STEP;
+    m.v_tile   = m.k_tile + K_ROWS*TILE_STEP;
     m.scales   = (float *) (m.v_tile + CELLS*TILE_STEP);
     m.k_levels = m.scales + K_ROWS*SCALES;
     m.v_levels = m.k_levels + 16;
     m.k_pairs  = (uint *) (m.v_levels + 16);
     m.v_pairs  = m.k_pairs + 256;
     m.masks    = m.v_pairs + 256;
-    m.k_raw    = (uint8_t *) (m.masks + rows);
+    m.chain    = (float *) (m.masks + rows);
+    m.kinds    = (uint *) (m.chain + 2*CELLS);
+    m.k_raw    = (uint8_t *) (m.kinds + 4);
     m.v_raw    = m.k_raw + k_raw_bytes;
     return m;
 }
@@ -64,8 +71,108 @@ __device__ __forceinline__ uint two_halves(float a, float b) {
     return *(const uint *) &x;
 }
 
+// Rows of a tile to halves, at the places of their cells.
+template <bool VALUES> __device__ __forceinline__ void unpack_rows(
+        const uint8_t * raw, uint step, uint kind, uint size, uint width, uint count, const float * levels, const uint * pairs, __half * tile, float * scales) {
+    const bool by_words = size % 64 == 0;
+    if (by_words && (kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4)) {
+        unpack_4_bit<VALUES, true>(raw, step, size, 0, width, count, nullptr, pairs, tile, scales);
+    } else if (by_words && (kind == KV_KIND_SRFT3 || kind == KV_KIND_DELTA3)) {
+        unpack_few_bits<3, VALUES>(raw, step, size, count, tile, scales);
+    } else if (by_words && kind == KV_KIND_SRFT8) {
+        unpack_8_bit<VALUES>(raw, step, size, count, tile, scales);
+    } else if (by_words && kind == KV_KIND_SRFT2) {
+        unpack_few_bits<2, VALUES>(raw, step, size, count, tile, scales);
+    } else {
+        unpack<VALUES, true>(raw, step, kind, size, 0, width, count, nullptr, levels, tile, scales);
+    }
+}
+
+// How the cells of a group hang together, and its I-frame; `rows` of it are there, the first `count` are looked at.
+__device__ __forceinline__ void unpack_group(const attn_params & p, const prefill_memory & m, uint step, uint width, uint rows, uint count) {
+    for (uint i = threadIdx.x; i < width; i += blockDim.x) {
+        const float x = kv_delta_frame(m.k_raw, step, p.k_kind, p.k_size, rows, i);
+        const __half high = __float2half_rn(x);
+        m.k_tile[FRAME*TILE_STEP + i] = high;
+        m.k_tile[(FRAME + 1)*TILE_STEP + i] = __float2half_rn(x - __half2float(high));
+    }
+    if (threadIdx.x >= 32) {
+        return;
+    }
+    const uint lane = threadIdx.x;
+    bool written = false; // the cell before lane 0's
+#pragma unroll
+    for (uint n = 0; n < 2; ++n) {
+        const uint cell = 32*n + lane, kind = cell < count ? kv_delta_kind(m.k_raw + cell*step) : KV_DELTA_EMPTY;
+        const uint empty = __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_EMPTY), alone = __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_ALONE);
+        const bool before = lane == 0 ? written : (empty >> (lane - 1) & 1) == 0;
+        written = empty >> 31 == 0;
+        const float factor = kind == KV_DELTA_CHAINED && before ? KV_DELTA_RHO : 0.0f;
+        float product = factor;
+#pragma unroll
+        for (uint i = 1; i < 16; i *= 2) {
+            const float other = __shfl_up_sync(KV_ALL_LANES, product, i, 16);
+            product = lane % 16 >= i ? product*other : product;
+        }
+        m.chain[cell] = factor;
+        m.chain[CELLS + cell] = product;
+        if (lane == 0) {
+            m.kinds[n] = alone;
+            m.kinds[2 + n] = empty;
+        }
+    }
+}
+
+// From q.d of the 16 cells of lane t to the scores of their keys, for two rows of queries.
+__device__ __forceinline__ void follow_chain(const prefill_memory & m, const float (&base)[2], uint t, float (&s)[BLOCKS][4]) {
+    const uint alone = m.kinds[t/2] >> t % 2*16 & 0xffff, empty = m.kinds[2 + t/2] >> t % 2*16 & 0xffff;
+    if (__any_sync(KV_ALL_LANES, alone != 0)) {
+#pragma unroll
+        for (uint i = 0; i < 16; ++i) {
+            const bool is = (alone >> i & 1) != 0;
+            s[i/2][i % 2]     -= is ? base[0] : 0.0f;
+            s[i/2][i % 2 + 2] -= is ? base[1] : 0.0f;
+        }
+    }
+    const float * factors = m.chain + 16*t, * products = factors + CELLS;
+#pragma unroll
+    for (uint i = 1; i < 16; ++i) {
+        s[i/2][i % 2]     = fmaf(factors[i], s[(i - 1)/2][(i - 1) % 2], s[i/2][i % 2]);
+        s[i/2][i % 2 + 2] = fmaf(factors[i], s[(i - 1)/2][(i - 1) % 2 + 2], s[i/2][i % 2 + 2]);
+    }
+    float carry[2] = { s[BLOCKS - 1][1], s[BLOCKS - 1][3] }, whole = products[15];
+#pragma unroll
+    for (uint i = 1; i < 4; i *= 2) {
+        const float first = __shfl_up_sync(KV_ALL_LANES, carry[0], i, 4), second = __shfl_up_sync(KV_ALL_LANES, carry[1], i, 4);
+        const float other = __shfl_up_sync(KV_ALL_LANES, whole, i, 4);
+        if (t >= i) {
+            carry[0] = fmaf(whole, first, carry[0]);
+            carry[1] = fmaf(whole, second, carry[1]);
+            whole *= other;
+        }
+    }
+#pragma unroll
+    for (uint n = 0; n < 2; ++n) {
+        carry[n] = __shfl_up_sync(KV_ALL_LANES, carry[n], 1, 4);
+        carry[n] = t == 0 ? 0.0f : carry[n];
+    }
+#pragma unroll
+    for (uint i = 0; i < 16; ++i) {
+        s[i/2][i % 2]     = fmaf(products[i], carry[0], s[i/2][i % 2]) + base[0];
+        s[i/2][i % 2 + 2] = fmaf(products[i], carry[1], s[i/2][i % 2 + 2]) + base[1];
+    }
+    if (__any_sync(KV_ALL_LANES, empty != 0)) {
+#pragma unroll
+        for (uint i = 0; i < 16; ++i) {
+            const bool is = (empty >> i & 1) != 0;
+            s[i/2][i % 2]     = is ? 0.0f : s[i/2][i % 2];
+            s[i/2][i % 2 + 2] = is ? 0.0f : s[i/2][i % 2 + 2];
+        }
+    }
+}
+
 // WIDTH is that of K, 0 for any; V has up to 8*COLUMNS values, and what is beyond its width is computed and not looked at.
-template <uint WARPS, uint WIDTH, uint COLUMNS> __global__ void __launch_bounds__(32*WARPS) kv_prefill(const attn_params p) {
+template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __launch_bounds__(32*WARPS) kv_prefill(const attn_params p) {
     extern __shared__ __align__(16) uint8_t memory[];
     constexpr uint ROWS = 16*WARPS, THREADS = 32*WARPS;
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
@@ -80,10 +187,10 @@ template <uint WARPS, uint WIDTH, uint COLUMNS> __global__ void __launch_bounds_
     const uint kv_stream = stream/(args.streams/args.kv_streams);
     const uint8_t * keys   = p.k + kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
     const uint8_t * values = p.v + kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
-    const bool k_4_bit = is_4_bit(p.k_kind, p.k_size), v_4_bit = is_4_bit(p.v_kind, p.v_size);
     // Do 32 values share a scale?
     const bool wide = k_width % 32 == 0 && !KV_KIND_IS_POLAR(p.k_kind) && p.k_kind != KV_KIND_BF16 && p.k_kind != KV_KIND_F32;
     const bool mask_is_whole = (((uintptr_t) p.mask | args.mask_nb[0] | args.mask_nb[1] | args.mask_nb[2]) & 3) == 0;
+    const bool mask_is_wide = (((uintptr_t) p.mask | args.mask_nb[0] | args.mask_nb[1] | args.mask_nb[2]) & 15) == 0;
 
     fill_levels(p.k_kind, threadIdx.x, m.k_levels);
     fill_levels(p.v_kind, threadIdx.x, m.v_levels);
@@ -99,6 +206,11 @@ template <uint WARPS, uint WIDTH, uint COLUMNS> __global__ void __launch_bounds_
     for (uint r = threadIdx.x; r < ROWS; r += THREADS) {
         const uint row = first_row + min(r, used - 1);
         m.masks[r] = mask_offset(p, row/heads_per_kv, kv_head*heads_per_kv + row % heads_per_kv, stream);
+    }
+    if (DELTA) {
+        for (uint i = threadIdx.x; i < (K_ROWS - CELLS)*TILE_STEP; i += THREADS) {
+            m.k_tile[FRAME*TILE_STEP + i] = __float2half_rn(0.0f);
+        }
     }
     __syncthreads();
 
@@ -136,10 +248,12 @@ template <uint WARPS, uint WIDTH, uint COLUMNS> __global__ void __launch_bounds_
         }
         return cell;
     };
+    // Of delta the whole group: rows that nobody looks at hold a share of the I-frame.
+    const auto k_count = [&](uint cell) { return min(CELLS, (DELTA ? args.k_cells : end) - cell); };
     const auto stage_tile = [&](uint cell) {
         if (cell < end) {
             const uint count = min(CELLS, end - cell);
-            stage(keys + cell*args.k_nb[0], args.k_nb[0], k_bytes, count, k_raw_step, m.k_raw);
+            stage(keys + cell*args.k_nb[0], args.k_nb[0], k_bytes, k_count(cell), k_raw_step, m.k_raw);
             stage(values + cell*args.v_nb[0], args.v_nb[0], v_bytes, count, v_raw_step, m.v_raw);
         }
         commit_staged();
@@ -152,34 +266,32 @@ template <uint WARPS, uint WIDTH, uint COLUMNS> __global__ void __launch_bounds_
         wait_all_staged();
         // Also the end of the tile before.
         __syncthreads();
-        if (k_4_bit) {
-            unpack_4_bit<false>(m.k_raw, k_raw_step, p.k_size, 0, k_width, count, nullptr, m.k_pairs, m.k_tile, m.scales);
-        } else {
-            unpack<false>(m.k_raw, k_raw_step, p.k_kind, p.k_size, 0, k_width, count, nullptr, m.k_levels, m.k_tile, m.scales);
-        }
-        if (v_4_bit) {
-            unpack_4_bit<true>(m.v_raw, v_raw_step, p.v_size, 0, v_width, count, nullptr, m.v_pairs, m.v_tile, nullptr);
-        } else {
-            unpack<true>(m.v_raw, v_raw_step, p.v_kind, p.v_size, 0, v_width, count, nullptr, m.v_levels, m.v_tile, nullptr);
+        unpack_rows<false>(m.k_raw, k_raw_step, p.k_kind, p.k_size, k_width, count, m.k_levels, m.k_pairs, m.k_tile, m.scales);
+        unpack_rows<true>(m.v_raw, v_raw_step, p.v_kind, p.v_size, v_width, count, m.v_levels, m.v_pairs, m.v_tile, nullptr);
+        if (DELTA) {
+            unpack_group(p, m, k_raw_step, k_width, k_count(cell), count);
         }
         uint masked[2][BLOCKS];
-        if (p.mask && mask_is_whole && count == CELLS) {
-            const uint * from[2] = { (const uint *) (p.mask + (mask_at[0] + 2*cell)) + t, (const uint *) (p.mask + (mask_at[1] + 2*cell)) + t };
+        if (p.mask && mask_is_wide && count == CELLS) {
 #pragma unroll
-            for (uint i = 0; i < 2*BLOCKS; ++i) {
-                masked[i/BLOCKS][i % BLOCKS] = from[i/BLOCKS][i % BLOCKS*4];
+            for (uint i = 0; i < BLOCKS/2; ++i) {
+                const uint4 eight = *((const uint4 *) (p.mask + (mask_at[i/2] + 2*cell)) + 2*t + i % 2);
+                masked[i/2][i % 2*4]     = eight.x;
+                masked[i/2][i % 2*4 + 1] = eight.y;
+                masked[i/2][i % 2*4 + 2] = eight.z;
+                masked[i/2][i % 2*4 + 3] = eight.w;
             }
         } else {
 #pragma unroll
             for (uint i = 0; i < 2*BLOCKS; ++i) {
-                masked[i/BLOCKS][i % BLOCKS] = two_masks(p, mask_at[i/BLOCKS], cell + i % BLOCKS*8 + 2*t, end, mask_is_whole);
+                masked[i/BLOCKS][i % BLOCKS] = two_masks(p, mask_at[i/BLOCKS], cell + 16*t + i % BLOCKS*2, end, mask_is_whole);
             }
         }
         next = visible_from(cell + CELLS);
         __syncthreads();
         stage_tile(next);
 
-        float s[BLOCKS][4], x[BLOCKS][4];
+        float s[BLOCKS][4], x[BLOCKS][4], frame[4] = {};
 #pragma unroll
         for (uint i = 0; i < BLOCKS*4; ++i) {
             s[i/4][i % 4] = x[i/4][i % 4] = 0.0f;
@@ -202,6 +314,12 @@ template <uint WARPS, uint WIDTH, uint COLUMNS> __global__ void __launch_bounds_
             for (uint n = 0; n < BLOCKS; ++n) {
                 mma_f16(x[n], low, b[n/2][n % 2*2], b[n/2][n % 2*2 + 1]);
             }
+            if (DELTA) {
+                uint32_t f[4];
+                load_matrices(f, m.k_tile + (FRAME + lane % 8)*TILE_STEP + i + lane/8 % 2*8);
+                mma_f16(frame, high, f[0], f[1]);
+                mma_f16(frame, low, f[0], f[1]);
+            }
             if (wide && i % 32 == 0) {
                 continue;
             }
@@ -216,6 +334,10 @@ template <uint WARPS, uint WIDTH, uint COLUMNS> __global__ void __launch_bounds_
             }
         }
 
+        if (DELTA) {
+            const float base[2] = { __shfl_sync(KV_ALL_LANES, frame[0] + frame[1], lane & ~3u), __shfl_sync(KV_ALL_LANES, frame[2] + frame[3], lane & ~3u) };
+            follow_chain(m, base, t, s);
+        }
         // Scores in units of log 2. Far from the end of the mask nothing is hidden and nothing is added.
         uint any_mask = 0;
 #pragma unroll
@@ -305,10 +427,15 @@ template <uint WARPS, uint WIDTH, uint COLUMNS> __global__ void __launch_bounds_
 
 typedef void (*prefill_kernel)(const attn_params);
 
-template <uint WARPS> static prefill_kernel kernel_of(uint k_width, uint v_width) {
-    return k_width == 128 && v_width == 128 ? kv_prefill<WARPS, 128, 16>
-           : k_width == 64 && v_width <= 64 ? kv_prefill<WARPS, 64, 8>
-                                            : kv_prefill<WARPS, 0, 16>;
+template <uint WARPS, bool DELTA> static prefill_kernel kernel_of(uint k_width, uint v_width) {
+    return k_width == 128 && v_width == 128 ? kv_prefill<WARPS, 128, 16, DELTA>
+           : k_width == 64 && v_width <= 64 ? kv_prefill<WARPS, 64, 8, DELTA>
+                                            : kv_prefill<WARPS, 0, 16, DELTA>;
+}
+
+static prefill_kernel kernel_of(uint warps, bool is_delta, uint k_width, uint v_width) {
+    return warps == 8 ? (is_delta ? kernel_of<8, true>(k_width, v_width) : kernel_of<8, false>(k_width, v_width))
+                      : (is_delta ? kernel_of<4, true>(k_width, v_width) : kernel_of<4, false>(k_width, v_width));
 }
 
 static uint divided(uint a, uint b) {
@@ -320,7 +447,7 @@ static uint divided(uint a, uint b) {
 bool plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan) {
     const uint k_width = width_of(op.k_kind, op.k_size), v_width = width_of(op.v_kind, op.v_size);
     const uint rows = op.args.heads/op.args.kv_heads*op.args.tokens;
-    if (KV_KIND_IS_DELTA(op.k_kind) || k_width > MOST_WIDTH || v_width > MOST_WIDTH || rows < 48) {
+    if (k_width > MOST_WIDTH || v_width > MOST_WIDTH || rows < 48) {
         return false;
     }
     const size_t raw = CELLS*(raw_step_of(op.k_bytes) + raw_step_of(op.v_bytes));
@@ -344,7 +471,7 @@ bool plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, k
 cudaError_t launch_prefill(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream) {
     const uint rows = p.args.heads/p.args.kv_heads*p.args.tokens, warps = (uint) plan.row_blocks;
     const uint k_width = width_of(p.k_kind, p.k_size), v_width = width_of(p.v_kind, p.v_size);
-    const auto kernel = warps == 8 ? kernel_of<8>(k_width, v_width) : kernel_of<4>(k_width, v_width);
+    const prefill_kernel kernel = kernel_of(warps, KV_KIND_IS_DELTA(p.k_kind), k_width, v_width);
     const cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) plan.shared_bytes);
     if (err != cudaSuccess) {
         return err;

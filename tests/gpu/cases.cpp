@@ -68,6 +68,9 @@ void pairs() {
     std::vector<std::pair<std::string, std::string>> names = { { "srft8", "srft3" }, { "f16", "srft4" }, { "q8_0", "srft4" }, { "delta4", "srft4" },
                                                                { "delta3", "srft3" }, { "q4_0", "srft8" }, { "f32", "turbo3" },
                                                                { "srft4", "f32" }, { "turbo4", "q8_0" }, { "qjl1", "polar3" }, { "srft4", "turbo4" } };
+    if (gpu.is_fast) {
+        names.insert(names.end(), { { "srft8", "srft4" }, { "srft4", "srft3" }, { "srft3", "srft2" }, { "delta4", "srft3" }, { "delta3", "srft4" }, { "delta4", "f16" }, { "delta3", "srft8" } });
+    }
     for (const Family & f : families()) {
         if (f.serves_k) { names.emplace_back(f.name, f.serves_v ? f.name : "f16"); }
         if (f.serves_v) { names.emplace_back("q8_0", f.name); }
@@ -128,6 +131,7 @@ void other_sizes() {
 // Cells enough for many chunks, and rows enough for several tiles of them.
 void long_ones() {
     for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "srft3", "srft2" },
+                                 { "srft8", "srft4" }, { "srft8", "srft3" }, { "srft4", "srft3" }, { "srft3", "srft3" }, { "srft2", "srft2" }, { "delta4", "srft3" }, { "delta3", "srft4" },
                                  { "polar4", "turbo4" }, { "f16", "srft4" }, { "srft4", "q8_0" }, { "bf16", "srft4" }, { "q4_0", "srft8" } }) {
         for (int d : { 64, 128, 256 }) {
             for (auto [n_head, n_head_kv] : { std::pair<int, int>{ 8, 2 }, { 9, 3 }, { 16, 2 }, { 7, 1 }, { 2, 2 } }) {
@@ -286,6 +290,11 @@ void run_gpu_cases(const GpuTest & test) {
     for (int n_q : { 1, 17 }) {
         meanings("srft4", "srft4", n_q);
         meanings("delta4", "srft3", n_q);
+        if (gpu.is_fast) {
+            meanings("srft8", "srft8", n_q);
+            meanings("srft3", "srft2", n_q);
+            meanings("delta3", "srft4", n_q);
+        }
         if (!quick) {
             meanings("f16", "srft4", n_q);
             meanings("turbo4", "turbo4", n_q);

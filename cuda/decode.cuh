@@ -1,0 +1,406 @@
+// Attention of a few query rows over rows of levels: K of srft or delta, V of srft, head sizes 64, 128 and 256.
+//
+// A block of four warps takes one KV head, up to eight query rows and a chunk of cells; its warps take blocks of 64 cells in
+// turn, each alone, 16 cells at a time. Rows go from memory to registers: keys while the values before
+// them are added, values while keys are multiplied. What nobody sees is not read.
+//
+//     K   16 cells x 32 values by integer tensor cores, queries as two planes of 8 bits (decode_keys.cuh).
+//     V   values x 16 cells by f16 tensor cores. Weights carry the scales (decode_values.cuh).
+//
+// The softmax is relative to the largest score so far, which changes a few times in a chunk: until then nothing is rescaled.
+//
+// delta: w_t = q.d_t + RHO w_(t-1) over 16 cells is a scan of three shuffles for each half of them.
+#pragma once
+
+#include "decode_keys.cuh"
+#include "decode_values.cuh"
+
+namespace kv {
+namespace {
+
+using namespace metal;
+
+constexpr uint STEP = 16; // cells of one product
+
+// Blocks that a multiprocessor has registers for.
+template <uint K, uint V, uint D, uint QB> constexpr uint blocks_per_sm() {
+    return D == 256 ? 2 : D == 128 && (QB == 2 || (is_delta(K) && code_bits(V) == 3)) ? 3 : 4;
+}
+
+template <uint V, uint D> struct decode_memory {
+    static constexpr uint TABLE = decode_values<V, D>::TABLE_BYTES, SUMS = WARPS*ROWS*D*4;
+
+    uint   table[(TABLE > SUMS ? TABLE : SUMS)/4]; // what V looks up; behind the loop, sums of the warps
+    float  q[ROWS][D];                             // rotated queries
+    signed char planes[2][ROWS][D];
+    float  query_scale[ROWS];
+    __half weights[WARPS][ROWS][STEP + 8];
+    float  softs[WARPS][ROWS][2];
+};
+
+// Queries of row r, rotated, and as two planes of bytes.
+template <uint D, typename Memory> __device__ __forceinline__ void prepare_query(const attn_params & p, Memory & m, uint r, const uint8_t * from, uint lane) {
+    float * q = m.q[r];
+    float largest = 0.0f;
+    if (from) {
+        for (uint i = lane; i < D; i += 32) {
+            q[i] = kv_float_at(from + i*kv_float_bytes(p.q_kind), p.q_kind);
+        }
+        kv_rotate_from(q, D, KV_SIGNS_ROTATION, 1.0f, lane, q);
+        __syncwarp();
+        for (uint i = lane; i < D; i += 32) {
+            largest = fmaxf(largest, fabsf(q[i]));
+        }
+        largest = simd_max(largest);
+    } else {
+        for (uint i = lane; i < D; i += 32) {
+            q[i] = 0.0f;
+        }
+    }
+    const float inverse = largest > 0.0f ? 127.0f/largest : 0.0f;
+    for (uint i = lane; i < D; i += 32) {
+        const float x = q[i]*inverse, first = rintf(x);
+        m.planes[0][r][i] = (signed char) (int) first;
+        m.planes[1][r][i] = (signed char) (int) rintf((x - first)*SECOND_PLANE);
+    }
+    if (lane == 0) {
+        m.query_scale[r] = largest/127.0f/SECOND_PLANE/128.0f; // and the unit of scales
+    }
+}
+
+// How 16 cells of a group hang together, and what they leave to the next 16.
+template <uint KIND, uint QB> struct decode_group {
+    float base[QB][2];  // q.m
+    float carry[QB][2]; // w of the cell before
+    bool  written;      // is there one?
+
+    template <uint D, typename Memory> __device__ __forceinline__ void begin(
+            const Memory & m, const uint8_t * group, uint64_t step, uint rows, uint lane, uint t) {
+        float dots[4*QB] = {};
+#pragma unroll
+        for (uint i = 0; i < D/32; ++i) {
+            const float frame = kv_delta_frame(group, step, KIND, D, rows, lane + 32*i);
+#pragma unroll
+            for (uint r = 0; r < 4*QB; ++r) {
+                dots[r] = fmaf(m.q[r][lane + 32*i], frame, dots[r]);
+            }
+        }
+#pragma unroll
+        for (uint r = 0; r < 4*QB; ++r) {
+            dots[r] = simd_sum(dots[r]);
+        }
+#pragma unroll
+        for (uint i = 0; i < 2*QB; ++i) {
+            base[i/2][i % 2] = t % 2 ? dots[i/2*4 + 2 + i % 2] : dots[i/2*4 + i % 2];
+            carry[i/2][i % 2] = 0.0f;
+        }
+        written = false;
+    }
+
+    // From q.d of cells g and g + 8 to the scores of their keys. The first scales of the rows say what they are.
+    __device__ __forceinline__ void follow(uint scales0, uint scales1, bool there0, bool there1, uint lane, float (&s)[QB][4]) {
+        const uint g = lane/4, last = 28 + lane % 4;
+        const uint scales[2] = { scales0, scales1 };
+        const bool there[2] = { there0, there1 };
+        bool empty[2], alone[2];
+        float factor[2][3], whole[2];
+#pragma unroll
+        for (uint n = 0; n < 2; ++n) {
+            const uint kind = there[n] ? (scales[n] >> 16 & 1) << 1 | (scales[n] & 1) : KV_DELTA_EMPTY;
+            empty[n] = kind == KV_DELTA_EMPTY;
+            alone[n] = kind == KV_DELTA_ALONE;
+            const bool before = __shfl_up_sync(KV_ALL_LANES, (int) !empty[n], 4) != 0;
+            float f = kind == KV_DELTA_CHAINED && (g == 0 ? written : before) ? KV_DELTA_RHO : 0.0f;
+#pragma unroll
+            for (uint i = 0; i < 3; ++i) {
+                const float other = __shfl_up_sync(KV_ALL_LANES, f, 4u << i);
+                factor[n][i] = g >= 1u << i ? f : 0.0f;
+                f = g >= 1u << i ? f*other : f;
+            }
+            whole[n] = f;
+            written = __shfl_sync(KV_ALL_LANES, (int) !empty[n], last) != 0;
+        }
+#pragma unroll
+        for (uint qb = 0; qb < QB; ++qb) {
+#pragma unroll
+            for (uint i = 0; i < 4; ++i) {
+                const uint n = i/2;
+                // cells g of both rows come before cells g + 8
+                float w = alone[n] ? s[qb][i] - base[qb][i % 2] : s[qb][i];
+#pragma unroll
+                for (uint j = 0; j < 3; ++j) {
+                    w = fmaf(factor[n][j], __shfl_up_sync(KV_ALL_LANES, w, 4u << j), w);
+                }
+                w = fmaf(whole[n], carry[qb][i % 2], w);
+                carry[qb][i % 2] = __shfl_sync(KV_ALL_LANES, w, last);
+                s[qb][i] = empty[n] ? 0.0f : w + base[qb][i % 2];
+            }
+        }
+    }
+};
+
+// Of up to 32 blocks of a warp, from `first` on, those that a row sees. Several are looked at together: each is a wait for
+// memory.
+__device__ __forceinline__ uint visible_blocks(
+        const attn_params & p, bool one_mask, uint first_row, uint used, uint kv_head, uint stream, uint first, uint end, uint count, uint lane) {
+    count = min(count, 32u);
+    if (!p.mask) {
+        return count == 32 ? ~0u : (1u << count) - 1;
+    }
+    const uint heads_per_kv = p.args.heads/p.args.kv_heads;
+    constexpr uint AT_ONCE = 8;
+    uint visible = 0;
+    for (uint r = 0; r < (one_mask ? 1 : used); ++r) {
+        const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+        const uint at = mask_offset(p, token, head, stream);
+        for (uint n = 0; n < count; n += AT_ONCE) {
+            bool seen[AT_ONCE];
+#pragma unroll
+            for (uint i = 0; i < AT_ONCE; ++i) {
+                const uint cell = first + (n + i)*WARPS*BLOCK + lane;
+                seen[i] = bias_at(p, at, cell, end) > HIDDEN || bias_at(p, at, cell + 32, end) > HIDDEN;
+            }
+#pragma unroll
+            for (uint i = 0; i < AT_ONCE; ++i) {
+                visible |= simd_any(seen[i]) ? 1u << (n + i) : 0;
+            }
+        }
+    }
+    return visible;
+}
+
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm<K, V, D, QB>()) kv_decode(const attn_params p) {
+    constexpr uint C = D/64;
+    constexpr bool DELTA = is_delta(K);
+    typedef decode_keys<K, D, QB> keys_of;
+    typedef decode_values<V, D> values_of;
+    extern __shared__ __align__(16) uint8_t raw[];
+    auto & m = *(decode_memory<V, D> *) raw;
+    const kv_attn_args & args = p.args;
+    uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
+    keep(warp);
+    keep(lane);
+    keep(g);
+    keep(t);
+    const uint heads_per_kv = args.heads/args.kv_heads, all_rows = heads_per_kv*args.tokens;
+    const uint row_blocks = (all_rows + ROWS - 1)/ROWS;
+    const uint kv_head = blockIdx.x % args.kv_heads, first_row = blockIdx.x/args.kv_heads % row_blocks*ROWS, chunk = blockIdx.y, stream = blockIdx.z;
+    const uint used = min(ROWS, all_rows - first_row), kv_stream = stream/(args.streams/args.kv_streams);
+    const uint8_t * keys   = p.k + kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
+    const uint8_t * values = p.v + kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
+    const uint8_t * k_codes = keys + keys_of::codes_at(t), * v_codes = values + values_of::codes_at(g);
+    keep(keys);
+    keep(values);
+    keep(k_codes);
+    keep(v_codes);
+    const uint k_step = (uint) args.k_nb[0], v_step = (uint) args.v_nb[0];
+
+    if constexpr (values_of::TABLE_BYTES != 0) {
+        for (uint i = threadIdx.x; i < values_of::TABLE_BYTES/128; i += THREADS) {
+            const __half2 pair = __floats2half2_rn(kv_levels_4[i % 16], kv_levels_4[i/16]);
+            const uint x = *(const uint *) &pair;
+            for (uint l = 0; l < 8; ++l) {
+                *(uint4 *) &m.table[i*32 + (l + i) % 8*4] = make_uint4(x, x, x, x);
+            }
+        }
+    }
+    for (uint i = threadIdx.x; i < sizeof(m.weights)/4; i += THREADS) {
+        ((uint *) m.weights)[i] = 0;
+    }
+    for (uint r = warp; r < ROWS; r += WARPS) {
+        const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+        const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
+        prepare_query<D>(p, m, r, r < used ? from : nullptr, lane);
+    }
+    __syncthreads();
+
+    typename keys_of::queries b;
+    keys_of::fill(b, m.planes, g, t);
+    // What the lane has of the rows: 2 (t % 2) and the next, of each block. Scores are in units of log 2.
+    const bool softcap = args.softcap != 0.0f;
+    float factor_of[QB][2], slope[QB][2], ref[QB][2], sum[QB][2];
+    uint mask_at[QB][2];
+#pragma unroll
+    for (uint i = 0; i < 2*QB; ++i) {
+        const uint r = i/2*4 + t % 2*2 + i % 2, row = first_row + min(r, used - 1);
+        const uint token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+        mask_at[i/2][i % 2] = mask_offset(p, token, head, stream);
+        factor_of[i/2][i % 2] = m.query_scale[r]*(DELTA || softcap ? 1.0f : args.scale*LOG2_E);
+        slope[i/2][i % 2] = slope_of(p, head)*LOG2_E;
+        ref[i/2][i % 2] = HIDDEN;
+        sum[i/2][i % 2] = 0.0f;
+    }
+    const bool one_mask = args.tokens == 1 && args.mask_rows[0] == 1;
+    const uint table = (uint) __cvta_generic_to_shared(&m.table[lane]);
+    // Where the lane's weights go, and where its operand comes from.
+    __half * const weights_to = &m.weights[warp][(QB == 2 && t >= 2 ? 4 : 0) + t % 2*2][g];
+    const uint * const weights_from = (const uint *) &m.weights[warp][g][2*t];
+
+    float acc[C][2][2][4]; // [chunk][scale][pair of values]
+#pragma unroll
+    for (uint i = 0; i < C*16; ++i) {
+        (&acc[0][0][0][0])[i] = 0.0f;
+    }
+    const uint begin = chunk*args.chunk_cells, end = min(args.cells, begin + args.chunk_cells), last = args.cells - 1;
+    const uint blocks = end > begin ? (end - begin + BLOCK - 1)/BLOCK : 0;
+
+    decode_group<K, QB> group;
+    // 32 blocks of this warp at a time: which of them somebody sees.
+    for (uint span = warp; span < blocks; span += 32*WARPS) {
+        uint visible = visible_blocks(p, one_mask, first_row, used, kv_head, stream, begin + span*BLOCK, end, (blocks - span + WARPS - 1)/WARPS, lane);
+        if (visible == 0) {
+            continue;
+        }
+        uint cell = begin + (span + (__ffs(visible) - 1)*WARPS)*BLOCK;
+        visible &= visible - 1;
+        keys_of k;
+        values_of v;
+        k.load(keys, k_codes, k_step, cell, last, g);
+        for (bool more = true; more;) {
+            v.load(values, v_codes, v_step, cell, last, t);
+            // Masks are asked for here and looked at behind the products.
+            unsigned short masked[QB][4];
+            const uint here = cell;
+#pragma unroll
+            for (uint i = 0; i < 4*QB; ++i) {
+                if (i % 2 == 0 && (i < 4 || !one_mask)) {
+                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][0], min(here + g + i % 4/2*8, last));
+                } else if (one_mask) {
+                    masked[i/4][i % 4] = masked[0][i % 4/2*2];
+                } else {
+                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][1], min(here + g + i % 4/2*8, last));
+                }
+            }
+
+            float s[QB][4];
+            k.products(b, t, s);
+#pragma unroll
+            for (uint qb = 0; qb < QB; ++qb) {
+#pragma unroll
+                for (uint i = 0; i < 4; ++i) {
+                    s[qb][i] = (s[qb][i] + __shfl_xor_sync(KV_ALL_LANES, s[qb][i], 2))*factor_of[qb][i % 2];
+                }
+            }
+            if (DELTA) {
+                if ((cell - begin) % BLOCK == 0) {
+                    group.template begin<D>(m, keys + cell*k_step, k_step, min(BLOCK, args.k_cells - cell), lane, t);
+                }
+                group.follow(k.scales[0][0], k.scales[1][0], cell + g < end, cell + g + 8 < end, lane, s);
+            }
+            // Keys of the next 16 cells are on their way while these values are added; values while keys are multiplied.
+            cell += STEP;
+            if ((cell - begin) % BLOCK == 0 || cell >= end) {
+                more = visible != 0;
+                cell = begin + (span + (more ? __ffs(visible) - 1 : 0)*WARPS)*BLOCK;
+                visible &= visible - 1;
+            }
+            if (more) {
+                k.load(keys, k_codes, k_step, cell, last, g);
+            }
+
+            bool larger = false;
+#pragma unroll
+            for (uint i = 0; i < 4*QB; ++i) {
+                float & x = s[i/4][i % 4];
+                if (softcap) {
+                    x = soft_capped(x*args.scale, args.softcap)*LOG2_E;
+                } else if (DELTA) {
+                    x *= args.scale*LOG2_E;
+                }
+                const float bias = __half2float(__ushort_as_half(masked[i/4][i % 4]));
+                const bool hidden = !(bias > -65504.0f) || here + g + i % 4/2*8 >= end;
+                x = hidden ? -INFINITY : fmaf(slope[i/4][i % 2], bias, x);
+                larger = larger || x > ref[i/4][i % 2];
+            }
+            if (__any_sync(KV_ALL_LANES, larger)) {
+                float factor[QB][2];
+#pragma unroll
+                for (uint i = 0; i < 2*QB; ++i) {
+                    float & r = ref[i/2][i % 2];
+                    float top = fmaxf(s[i/2][i % 2], s[i/2][i % 2 + 2]);
+                    top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, 4));
+                    top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, 8));
+                    top = fmaxf(fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, 16)), r);
+                    factor[i/2][i % 2] = exp2f(r - top);
+                    sum[i/2][i % 2] *= factor[i/2][i % 2];
+                    r = top;
+                }
+                // Columns 2t and 2t + 1 of the sums.
+                const float f0 = t < 2 ? factor[0][0] : factor[QB - 1][0], f1 = t < 2 ? factor[0][1] : factor[QB - 1][1];
+#pragma unroll
+                for (uint i = 0; i < C*16; i += 2) {
+                    (&acc[0][0][0][0])[i] *= f0;
+                    (&acc[0][0][0][0])[i + 1] *= f1;
+                }
+            }
+            __half w[QB][4];
+#pragma unroll
+            for (uint i = 0; i < 4*QB; ++i) {
+                w[i/4][i % 4] = __float2half_rn(exp2f(s[i/4][i % 4] - ref[i/4][i % 2]));
+                sum[i/4][i % 2] += __half2float(w[i/4][i % 4]);
+            }
+            // Lanes t and t ^ 2 have the same: one of them stores a block of rows.
+            if (QB == 2 || t < 2) {
+#pragma unroll
+                for (uint i = 0; i < 4; ++i) {
+                    weights_to[i % 2*(STEP + 8) + i/2*8] = QB == 2 && t >= 2 ? w[QB - 1][i] : w[0][i];
+                }
+            }
+            __syncwarp();
+            v.add(weights_from[0], weights_from[4], table, g, acc);
+            // The next weights take the place of these.
+            __syncwarp();
+        }
+    }
+#pragma unroll
+    for (uint i = 0; i < 2*QB; ++i) {
+        for (uint n = 4; n < 32; n *= 2) {
+            sum[i/2][i % 2] += __shfl_xor_sync(KV_ALL_LANES, sum[i/2][i % 2], n);
+        }
+        if (g == 0 && t/2 == i/2) {
+            m.softs[warp][i/2*4 + t % 2*2 + i % 2][0] = ref[i/2][i % 2];
+            m.softs[warp][i/2*4 + t % 2*2 + i % 2][1] = sum[i/2][i % 2];
+        }
+    }
+    // The table is done with: sums of the warps, [warp][row][value].
+    __syncthreads();
+    float * o = (float *) m.table;
+    if (t < 2*QB) {
+#pragma unroll
+        for (uint i = 0; i < C*16; ++i) {
+            const uint at = values_of::value_of(i, g), r = 2*t + i % 2;
+            o[(warp*ROWS + r)*D + at] = (&acc[0][0][0][0])[i];
+        }
+    }
+    __syncthreads();
+    const uint results = stream*args.tokens*args.heads + kv_head*heads_per_kv;
+    for (uint i = threadIdx.x; i < used*D; i += THREADS) {
+        const uint r = i/D, value = i % D, row = first_row + r;
+        float largest = HIDDEN, all = 0.0f, x = 0.0f;
+        for (uint w = 0; w < WARPS; ++w) {
+            largest = fmaxf(largest, m.softs[w][r][0]);
+        }
+        for (uint w = 0; w < WARPS; ++w) {
+            const float factor = exp2f(m.softs[w][r][0] - largest);
+            all = fmaf(factor, m.softs[w][r][1], all);
+            x = fmaf(factor, o[(w*ROWS + r)*D + value], x);
+        }
+        const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + chunk;
+        p.sums[at*D + value] = x*(1.0f/128.0f); // the unit of scales
+        if (value == 0) {
+            p.metas[at] = make_float2(largest <= HIDDEN ? HIDDEN : largest/LOG2_E, all);
+        }
+    }
+}
+
+template <uint K, uint V, uint D> static decode_choice choice_of(uint row_blocks) {
+    return { row_blocks == 1 ? kv_decode<K, V, D, 1> : kv_decode<K, V, D, 2>,
+             row_blocks == 1 ? blocks_per_sm<K, V, D, 1>() : blocks_per_sm<K, V, D, 2>(), sizeof(decode_memory<V, D>) };
+}
+
+template <uint K, uint V> static decode_choice choice_of(uint size, uint row_blocks) {
+    return size == 64 ? choice_of<K, V, 64>(row_blocks) : size == 128 ? choice_of<K, V, 128>(row_blocks) : choice_of<K, V, 256>(row_blocks);
+}
+
+}  // namespace
+}  // namespace kv

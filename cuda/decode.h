@@ -1,0 +1,27 @@
+// Which kernel decodes a pair of types: each K has a file of its own, so that they are compiled side by side.
+#pragma once
+
+#include "attention.cuh"
+
+namespace kv {
+
+// A block has four warps and takes eight query rows; a warp takes 64 cells at a time.
+namespace {
+constexpr uint WARPS = 4, THREADS = 32*WARPS, ROWS = 8, BLOCK = 64;
+}  // namespace
+
+struct decode_choice {
+    void (*kernel)(const attn_params); // null where there is none
+    uint   blocks_per_sm;
+    size_t shared_bytes;
+};
+
+// Of V's kind, a head size of 64, 128 or 256, and one or two blocks of four query rows.
+decode_choice decode_of_srft8(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_srft4(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_srft3(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_srft2(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_delta4(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_delta3(uint v_kind, uint size, uint row_blocks);
+
+}  // namespace kv

@@ -1,0 +1,127 @@
+// Weighted sums of the values of 16 cells, by f16 tensor cores: rows of the sums are values, columns query rows.
+//
+// The weights carry the scales, so that a product has values of one scale. Two cells make an operand:
+//
+//     4 bits   Codes of two cells make a byte, and a table in shared memory (a copy for each lane, so that no two lanes meet in
+//              a bank) has the two levels as halves.
+//     3, 2     Levels are halves by two lookups of prmt, of their lower and of their upper bytes.
+//     8        A byte is a half by its place in one.
+#pragma once
+
+#include "decode_keys.cuh"
+#include "mma.cuh"
+
+namespace kv {
+namespace {
+
+__device__ __forceinline__ uint finite(uint halves) {
+    const __half2 low = __float2half2_rn(-65504.0f), high = __float2half2_rn(65504.0f);
+    const __half2 x = __hmin2(__hmax2(*(const __half2 *) &halves, low), high);
+    return *(const uint *) &x;
+}
+
+// Two halves of the table for byte n of a word.
+__device__ __forceinline__ uint look_up(uint table, uint word, uint n) {
+    uint r;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(table + prmt(word, 0, 0x4440 | n)*128));
+    return r;
+}
+
+// What a lane has of 16 rows of V: of cells 2t, 2t + 1, 2t + 8, 2t + 9.
+template <uint KIND, uint D> struct decode_values {
+    static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
+    static constexpr uint TABLE_BYTES = BITS == 4 ? 256*32*4 : 0; // [two codes][lane]: two halves
+
+    uint scales[4][C];
+    uint codes[4][C][BITS == 8 ? 2 : 1];
+    uint upper[4][C][2];
+
+    static __device__ __forceinline__ uint codes_at(uint g) {
+        return D/16 + (BITS <= 3 ? 2 : 4)*g;
+    }
+
+    // The value that sum i of the lane is of; i is made of chunk, scale, pair and place of the mma's four.
+    static __device__ __forceinline__ uint value_of(uint i, uint g) {
+        return i/16*64 + i/8 % 2*32 + i/2 % 2 + (BITS <= 3 ? 2*g + i/4 % 2*16 : 4*g + i/4 % 2*2);
+    }
+
+    __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint t) {
+#pragma unroll
+        for (uint n = 0; n < 4; ++n) {
+            const uint at = min(cell + 2*t + n % 2 + n/2*8, last)*step;
+            load_scales<C, ALIGN>(scales[n], rows + at);
+#pragma unroll
+            for (uint c = 0; c < C; ++c) {
+                const uint8_t * from = codes_of + at + CHUNK*c;
+                if constexpr (BITS <= 3) {
+                    codes[n][c][0] = __ldg((const unsigned short *) from);
+                    if (BITS == 3) {
+                        load_two<ALIGN>(upper[n][c], rows + at + D/16 + CHUNK*c + 16);
+                    }
+                } else if constexpr (BITS == 8) {
+                    codes[n][c][0] = __ldg((const uint *) from);
+                    codes[n][c][1] = __ldg((const uint *) (from + 32));
+                } else {
+                    codes[n][c][0] = __ldg((const uint *) from);
+                }
+            }
+        }
+    }
+
+    // The levels of cells `first` and the next: of the lane's four values of a scale.
+    __device__ __forceinline__ void levels_of(uint (&x)[4], uint first, uint c, uint scale, uint table, uint g) const {
+        if constexpr (BITS == 8) {
+            const uint a = codes[first][c][scale], b = codes[first + 1][c][scale];
+            const uint front = prmt(a, b, 0x5140) ^ 0x80808080, back = prmt(a, b, 0x7362) ^ 0x80808080;
+            x[0] = halves_of_bytes(front, 0);
+            x[1] = halves_of_bytes(front, 1);
+            x[2] = halves_of_bytes(back, 0);
+            x[3] = halves_of_bytes(back, 1);
+        } else if constexpr (BITS == 4) {
+            const uint a = codes[first][c][0], b = codes[first + 1][c][0];
+            const uint both = scale ? choose(0x0f0f0f0f, a >> 4, b) : choose(0x0f0f0f0f, a, b << 4);
+#pragma unroll
+            for (uint n = 0; n < 4; ++n) {
+                x[n] = look_up(table, both, n);
+            }
+        } else {
+            // Values 2g and 2g + 1 in the lower half, those 16 behind in the upper, of the two scales in turn.
+            const uint a = (codes[first][c][0] | codes[first][c][0] << 14) & 0x33333333;
+            const uint b = (codes[first + 1][c][0] | codes[first + 1][c][0] << 14) & 0x33333333;
+            uint both = scale ? choose(0x03030303, a >> 4, b) : choose(0x03030303, a, b << 4);
+            if (BITS == 3) {
+                const uint y = upper[first + 1][c][scale];
+                const uint bits = choose(0x000f000f, upper[first][c][scale] >> 2*g, __funnelshift_r(y, y, 2*g - 4)) & 0x00330033;
+                both |= bits*0x204 & 0x44444444;
+            }
+            constexpr byte_table low = half_bytes<BITS == 3 ? 3 : 2, 0>(), high = half_bytes<BITS == 3 ? 3 : 2, 8>();
+#pragma unroll
+            for (uint n = 0; n < 2; ++n) {
+                const uint selector = both >> 16*n, l = prmt(low.first, low.second, selector), h = prmt(high.first, high.second, selector);
+                x[2*n]     = prmt(l, h, 0x5140);
+                x[2*n + 1] = prmt(l, h, 0x7362);
+            }
+        }
+    }
+
+    // w01 and w23 are the weights of row g for cells 2t and 2t + 8 and the next; acc is [chunk][scale][pair of values].
+    __device__ __forceinline__ void add(uint w01, uint w23, uint table, uint g, float (&acc)[C][2][2][4]) const {
+#pragma unroll
+        for (uint i = 0; i < 2*C; ++i) {
+            const uint c = i/2, scale = i % 2, selector = scale ? 0x7632 : 0x5410;
+            const uint b0 = times(w01, finite(prmt(scales[0][c], scales[1][c], selector)));
+            const uint b1 = times(w23, finite(prmt(scales[2][c], scales[3][c], selector)));
+            uint x[4], y[4];
+            levels_of(x, 0, c, scale, table, g);
+            levels_of(y, 2, c, scale, table, g);
+#pragma unroll
+            for (uint pair = 0; pair < 2; ++pair) {
+                const uint a[4] = { x[2*pair], x[2*pair + 1], y[2*pair], y[2*pair + 1] };
+                mma_f16(acc[c][scale][pair], a, b0, b1);
+            }
+        }
+    }
+};
+
+}  // namespace
+}  // namespace kv

@@ -1,0 +1,14 @@
+// Decoding over K of srft2 with V of srft2.
+
+#include "decode.cuh"
+
+namespace kv {
+
+decode_choice decode_of_srft2(uint v_kind, uint size, uint row_blocks) {
+    switch (v_kind) {
+        case KV_KIND_SRFT2: return choice_of<KV_KIND_SRFT2, KV_KIND_SRFT2>(size, row_blocks);
+        default: return {};
+    }
+}
+
+}  // namespace kv

@@ -1,0 +1,117 @@
+// Rows of levels at head sizes that are multiples of 64, by words: what a lane takes of a row, and codes to levels.
+//
+//     row of srft or delta = scales: f16 x size/32 | chunks of 64 values | delta: its share of the I-frame
+//
+//     8 bits   64 bytes: value j
+//     4 bits   32 bytes: values j and j + 32
+//     2 bits   16 bytes: values j, j + 16, j + 32, j + 48
+//     3 bits   the same of the lower two bits, then a bit for each of the 64 values
+//
+// A code of up to 3 bits is a selector of prmt, which looks four of them up in a table of eight bytes.
+#pragma once
+
+#include "codec.cuh"
+
+namespace kv {
+
+using uint = unsigned;
+
+static __device__ __forceinline__ uint prmt(uint a, uint b, uint selector) {
+    uint r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+    return r;
+}
+
+__host__ __device__ constexpr uint four_bytes(int a, int b, int c, int d) {
+    return (uint) (uint8_t) a | (uint) (uint8_t) b << 8 | (uint) (uint8_t) c << 16 | (uint) (uint8_t) d << 24;
+}
+
+// The bits of a half that is an integer other than zero, below 2048.
+__host__ __device__ constexpr int half_of(int x) {
+    const int magnitude = x < 0 ? -x : x;
+    int exponent = 0;
+    while (magnitude >> (exponent + 1) != 0) {
+        ++exponent;
+    }
+    return (x < 0 ? 0x8000 : 0) | (exponent + 15) << 10 | ((magnitude << (10 - exponent)) & 0x3ff);
+}
+
+// A table of eight bytes.
+struct byte_table {
+    uint first, second;
+};
+
+// Levels of kv_srft.h; of 2 bits the codes from 4 on are not met.
+template <uint BITS> __host__ __device__ constexpr int level_of(uint code) {
+    constexpr int levels[2][8] = { { -127, -77, -44, -17, 8, 34, 63, 101 }, { -127, -44, 18, 88, -127, -44, 18, 88 } };
+    return levels[BITS == 3 ? 0 : 1][code];
+}
+
+// Levels as bytes; as halves, the lower or the upper byte of each.
+template <uint BITS> __host__ __device__ constexpr byte_table level_bytes() {
+    return { four_bytes(level_of<BITS>(0), level_of<BITS>(1), level_of<BITS>(2), level_of<BITS>(3)),
+             four_bytes(level_of<BITS>(4), level_of<BITS>(5), level_of<BITS>(6), level_of<BITS>(7)) };
+}
+
+// Of levels times 2^POWER.
+template <uint BITS, uint SHIFT, int POWER = 0> __host__ __device__ constexpr byte_table half_bytes() {
+    constexpr int more = POWER*1024;
+    return { four_bytes((half_of(level_of<BITS>(0)) + more) >> SHIFT, (half_of(level_of<BITS>(1)) + more) >> SHIFT,
+                        (half_of(level_of<BITS>(2)) + more) >> SHIFT, (half_of(level_of<BITS>(3)) + more) >> SHIFT),
+             four_bytes((half_of(level_of<BITS>(4)) + more) >> SHIFT, (half_of(level_of<BITS>(5)) + more) >> SHIFT,
+                        (half_of(level_of<BITS>(6)) + more) >> SHIFT, (half_of(level_of<BITS>(7)) + more) >> SHIFT) };
+}
+
+// Bit by bit: a where the mask has ones, else b.
+static __device__ __forceinline__ uint choose(uint mask, uint a, uint b) {
+    return (a & mask) | (b & ~mask);
+}
+
+// Selectors of values 4t to 4t + 3 of 32 that share a scale (the lower nibbles of the bytes) and of those 16 behind (the
+// upper), from the word of a chunk that holds them and the 32 upper bits.
+template <uint BITS> static __device__ __forceinline__ uint selectors_of(uint word, uint group, uint upper, uint t) {
+    const uint x = group ? word >> 4 : word;
+    uint res = choose(0x03030303, x, x << 2) & 0x33333333;
+    if (BITS == 3) {
+        // Bit i goes to byte i.
+        const uint a = (upper >> 4*t & 15)*0x00810204, b = (upper >> (4*t + 16) & 15)*0x08102040;
+        res |= a & 0x04040404;
+        res |= b & 0x40404040;
+    }
+    return res;
+}
+
+static __device__ __forceinline__ uint subtracted(uint a, uint b) {
+    const __half2 x = __hsub2(*(const __half2 *) &a, *(const __half2 *) &b);
+    return *(const uint *) &x;
+}
+
+static __device__ __forceinline__ uint times(uint a, uint b) {
+    const __half2 x = __hmul2(*(const __half2 *) &a, *(const __half2 *) &b);
+    return *(const uint *) &x;
+}
+
+// Two bytes, at 0 and 1 or at 2 and 3 of a word, each with 128 added, as halves: 0x6400 and a byte is 1024 and its value.
+static __device__ __forceinline__ uint halves_of_bytes(uint word, uint at) {
+    return subtracted(prmt(word, 0x64646464, at ? 0x4342 : 0x4140), 0x64806480);
+}
+
+__host__ __device__ constexpr uint code_bits(uint kind) {
+    return kind == KV_KIND_SRFT8 ? 8 : kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4 ? 4 : kind == KV_KIND_SRFT2 ? 2 : 3;
+}
+
+__host__ __device__ constexpr bool is_delta(uint kind) {
+    return kind == KV_KIND_DELTA4 || kind == KV_KIND_DELTA3;
+}
+
+__host__ __device__ constexpr uint level_row_bytes(uint kind, uint size) {
+    return size/16 + size*code_bits(kind)/8 + (is_delta(kind) ? size/64*2 : 0);
+}
+
+// What rows are aligned to, where the beginning of the cache is.
+__host__ __device__ constexpr uint level_row_align(uint kind, uint size) {
+    const uint bytes = level_row_bytes(kind, size);
+    return bytes % 8 == 0 && size >= 128 ? 8 : bytes % 4 == 0 ? 4 : 2;
+}
+
+}  // namespace kv
