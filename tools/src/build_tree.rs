@@ -80,9 +80,14 @@ pub fn build(options: &Options, targets: &[String]) -> Result<PathBuf> {
     if let Some(bin) = given.map(PathBuf::from) {
         return check_bin(&bin, &targets);
     }
-    let tree = source::patched(&Source::choose(Tree::Full, options.llama_cpp.clone())?)?;
+    let source = Source::choose(Tree::Full, options.llama_cpp.clone())?;
+    let tree = source::patched(&source)?;
     let tools = python::build_tools()?;
-    let flags = cmake_flags(options, &tree);
+    let mut flags = cmake_flags(options, &tree);
+    if matches!(source, Source::Own(_)) {
+        // Files of another version may not go together.
+        flags.push("-DGGML_EXT_UNITY=OFF".to_string());
+    }
     // Beside the source, so that the way from here to there is the same for every key and ccache can see that a file
     // which no patch touched was compiled before. Another checkout of this project is another source of the build.
     let root = project_root().display().to_string();

@@ -39,7 +39,7 @@ impl Finished {
     }
 }
 
-/// Does a child hang? It does if it has computed for longer than the limit on every core, or has done nothing for that
+/// Does a child hang? It does if it has computed for longer than the limit on a few cores, or has done nothing for that
 /// long. A child that only waits its turn on a busy machine does neither.
 pub struct Watch {
     limit: Duration,
@@ -49,6 +49,8 @@ pub struct Watch {
 
 /// Share of a core below which a child does nothing: one that waits for input may still look up now and then.
 const IDLE: u32 = 100;
+/// Cores that a tool of ours keeps busy: a loop without end is on one of them, and must not run for days on a large machine.
+const MOST_CORES: u32 = 4;
 /// Where CPU time cannot be read, the clock counts, and this much more of it.
 const PATIENCE: u32 = 5;
 
@@ -60,7 +62,7 @@ impl Watch {
     pub fn hangs(&mut self, child: u32) -> bool {
         let (since, then) = self.window;
         let Some(now) = cpu_time(&child.to_string()) else { return since.elapsed() > self.limit * PATIENCE };
-        if now > self.limit * cpu::cores() {
+        if now > self.limit * cpu::cores().min(MOST_CORES) {
             return true;
         }
         if since.elapsed() <= self.limit {

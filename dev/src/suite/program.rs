@@ -34,12 +34,20 @@ fn run_within(command: &mut Command, name: &str, limit: Duration, tally: &mut Ta
         .with_context(|| format!("cannot run {}", process::shown(command)))?;
     let lines = lines_of(child.stdout.take());
     let (start, mut watch) = (Instant::now(), process::Watch::new(limit));
-    let mut counts = None;
+    let (mut counts, mut looked) = (None, Instant::now());
+    let often = limit.min(Duration::from_secs(1));
     let hangs = loop {
-        let line = match lines.recv_timeout(limit.min(Duration::from_secs(1))) {
+        let line = lines.recv_timeout(often);
+        // One that prints for ever hangs too.
+        if looked.elapsed() >= often {
+            looked = Instant::now();
+            if watch.hangs(child.id()) {
+                break true;
+            }
+        }
+        let line = match line {
             Ok(line) => line?,
             Err(RecvTimeoutError::Disconnected) => break false,
-            Err(RecvTimeoutError::Timeout) if watch.hangs(child.id()) => break true,
             Err(RecvTimeoutError::Timeout) => continue,
         };
         match parse_counts(&line) {

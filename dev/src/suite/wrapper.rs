@@ -1,6 +1,6 @@
 //! llama-cpp-2 on top of sys/.
 //!
-//! The short form, part of every run, is one program with the two lines of the README. The long one has the examples on a
+//! The short form, part of every run but `--quick`, is one program with the two lines of the README. The long one has the examples on a
 //! real model, the wrapper's own tests, and the original crate beside ours: two more builds of llama.cpp. All builds are
 //! kept in the cache.
 
@@ -318,7 +318,7 @@ impl Bench {
     /// The README's two lines, with the folder of sys for the address. Nothing is optimized: what is tested is that a
     /// program builds, links and gets its cache, and compiling takes the time.
     fn short(&self) -> Result<()> {
-        let dir = self.home.join("short");
+        let dir = self.home.join(format!("short-{}", cache::key(&[project_root().display().to_string()])));
         // The versions that the examples have; cargo drops what this program does not use.
         fs::create_dir_all(dir.join("src"))?;
         fs::copy(project_root().join("examples/Cargo.lock"), dir.join("Cargo.lock"))?;

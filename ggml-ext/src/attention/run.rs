@@ -91,7 +91,7 @@ pub unsafe fn run(op: &AttentionOp, threads: usize) -> Result<(), String> {
 /// # Safety
 /// As [`run`].
 unsafe fn run_with(op: &AttentionOp, threads: usize, share: fn(Phase) -> Share) -> Result<(), String> {
-    let threads = threads.max(1);
+    let threads = i32::try_from(threads.max(1)).map_err(|_| format!("{threads} threads"))? as usize;
     let mut work = vec![0u8; work_size(op, threads)?];
     let shared = &ThreadOp(op, work.as_mut_ptr(), work.len());
     for phase in [Phase::Compute, Phase::Finish] {

@@ -420,6 +420,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_row_by_itself_is_a_group_of_one() {
+        for size in crate::rotation::HEAD_SIZES {
+            let format = Delta::new(4, size).unwrap();
+            let key = crate::random::Noise::new(size as u64).row(size);
+            let mut row = vec![0xaau8; format.row_bytes()];
+            format.encode::<Lanes>(&key, &mut row);
+            let (mut alone, mut grouped) = (vec![0.0; size], vec![0.0; size]);
+            format.decode::<Lanes>(&row, &mut alone);
+            crate::groups::decode(format, &crate::isa::scalar::KERNELS, &row, &mut grouped);
+            let norm = key.iter().map(|x| x * x).sum::<f32>();
+            for decoded in [&alone, &grouped] {
+                let error = key.iter().zip(decoded).map(|(a, b)| (a - b) * (a - b)).sum::<f32>();
+                assert!(error < 0.012 * norm, "{size}: {error} of {norm}");
+            }
+            assert!(alone.iter().zip(&grouped).all(|(a, b)| (a - b).abs() < 1e-5), "{size}");
+        }
+    }
+
     proptest! {
         #[test]
         fn scores_pass_on_as_defined(

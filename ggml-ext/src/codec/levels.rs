@@ -6,6 +6,11 @@ use super::qjl::Qjl;
 use super::srft::Srft;
 use super::turbo::Turbo;
 
+/// The width of a row in kernels' buffers: its levels, rounded up.
+pub const fn padded(size: usize) -> usize {
+    size.div_ceil(64) * 64
+}
+
 /// The levels of a row: how many, where their scales are and how they are packed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LevelLayout {

@@ -30,12 +30,11 @@
 //!
 //! Bad values: as in [`super::srft`].
 
-use super::levels::{LevelLayout, Packing, Scales};
+use super::levels::{padded, LevelLayout, Packing, Scales};
 use super::plain::BLOCK;
 use super::RowFormat;
 use super::{clean, load_scale, store_scale};
 use crate::domain::Domain;
-use crate::isa::padded;
 use crate::lanes::{Simd, LANES};
 use crate::room::Room;
 use crate::rotation::{Rotation, HEAD_SIZES};

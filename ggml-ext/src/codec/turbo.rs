@@ -30,14 +30,13 @@
 //! The residual is that of what a reader finds, so the rounding of levels to 8 bits and of the norm to f16 is made good by
 //! stage 2. Bad values: as in [`super::srft`].
 
-use super::levels::{LevelLayout, Packing, Scales};
+use super::levels::{padded, LevelLayout, Packing, Scales};
 use super::plain::BLOCK;
 use super::qjl::{mean_magnitude, pack_signs, rms, score_factor, unpack_signs};
 use super::srft::Srft;
 use super::RowFormat;
 use super::{clean, load_scale, store_scale};
 use crate::domain::Domain;
-use crate::isa::padded;
 use crate::lanes::{Simd, LANES};
 use crate::room::Room;
 use crate::rotation::{Rotation, HEAD_SIZES};

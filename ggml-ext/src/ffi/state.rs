@@ -294,6 +294,9 @@ pub unsafe extern "C" fn ggml_ext_state_keep(
     keep: *const bool,
 ) -> bool {
     let rows = state::CacheRows { data: rows, cells };
+    if cells > 0 && (rows.data.is_null() || keep.is_null()) {
+        return report(|| Err("rows of a cache without memory".into()));
+    }
     // SAFETY: the caller's promise.
     report(|| unsafe { state::keep(id, count(heads), rows, slice(keep, cells)) })
 }
@@ -316,6 +319,9 @@ pub unsafe extern "C" fn ggml_ext_state_recode(
 ) -> bool {
     let src = state::CacheRows { data: src.cast_mut(), cells: src_cells };
     let dst = state::CacheRows { data: dst, cells: dst_cells };
+    if n > 0 && (src.data.is_null() || dst.data.is_null() || from.is_null() || to.is_null()) {
+        return report(|| Err("rows of a cache without memory".into()));
+    }
     // SAFETY: the caller's promise; what is read is not written.
     report(|| unsafe { state::recode(id, count(heads), src, dst, slice(from, n), slice(to, n)) })
 }

@@ -27,6 +27,7 @@ pub mod avx512;
 pub mod neon;
 
 use crate::codec::delta::{Chain, Delta, RowKind};
+pub use crate::codec::levels::padded;
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
 use crate::codec::polar::Polar;
@@ -45,11 +46,6 @@ pub const MAX_WIDTH: usize = padded(2 * MAX_HEAD);
 
 /// The most bytes of a row that unpacks to levels: 8-bit levels and a 16-bit scale per 16.
 pub const MAX_ROW_BYTES: usize = MAX_HEAD + MAX_HEAD / 8;
-
-/// The width of a row in kernels' buffers.
-pub const fn padded(size: usize) -> usize {
-    size.div_ceil(64) * 64
-}
 
 /// What unpacked levels are for: an instruction set may want another form of them in dot products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

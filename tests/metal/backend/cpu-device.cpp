@@ -1,6 +1,6 @@
 // ggml-metal-device.h and ggml-metal-context.h without Metal: what ggml's Metal backend needs from the system, on the CPU.
 //
-// The C++ files of the backend are the real ones. A library is a shader that was translated to C++ and compiled (tools/src/metal):
+// The C++ files of the backend are the real ones. A library is a shader that was translated to C++ and compiled (dev/src/metal):
 // KV_METAL_LIBRARIES names a folder that holds for each one NAME.metal, the text that Metal's compiler would get, and NAME.so.
 // A library from source is found by its text, byte for byte; the backend's own library is ggml.so.
 //

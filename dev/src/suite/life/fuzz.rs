@@ -43,7 +43,10 @@ pub fn run(options: &Options, tally: &mut Tally) {
 }
 
 fn guided(tally: &mut Tally) {
-    if nightly().is_none() || !cfg!(target_os = "linux") {
+    if !cfg!(target_os = "linux") {
+        return tally.skip("libFuzzer", 1, "it is run on Linux alone");
+    }
+    if nightly().is_none() {
         return tally.missing("libFuzzer", "no nightly toolchain: rustup toolchain install nightly");
     }
     let mut programs = None;

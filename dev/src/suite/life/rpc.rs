@@ -16,7 +16,8 @@ use kv::process::{self, Finished};
 use kv::{build_tree, model};
 
 const PROMPT: &str = "1, 2, 3, 4, 5, 6, 7, 8,";
-const LIMIT: Duration = Duration::from_secs(180);
+/// The client waits while the servers compute: to it that is time in which nothing happens.
+const LIMIT: Duration = Duration::from_secs(1800);
 
 pub fn run(tally: &mut Tally) -> Result<()> {
     let options = build_tree::Options { rpc: true, ..build_tree::Options::default() };
