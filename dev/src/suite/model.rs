@@ -214,7 +214,7 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     let (ctx, chunks) = match (options.quick, options.soak) {
         (true, _) => (512, 1),
         (_, true) => (2048, 6),
-        _ => (1024, 4),
+        _ => (1024, 2),
     };
     let setup = Setup {
         bin: bench.bin.clone(),
