@@ -13,7 +13,7 @@ use super::{cases, seeded_mistakes, Setup};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
 
-/// The families whose rows are of this kind: levels and scales alone (srft), coded together, or anything else.
+/// The families whose rows are of this kind.
 fn families(wanted: fn(Format) -> bool) -> impl Iterator<Item = &'static str> {
     let at = |f: &'static Family| f.at(f.head_sizes()[0]).map(Concrete::format);
     table::families().iter().filter(move |f| at(f).is_some_and(wanted)).map(|f| f.name)
@@ -62,40 +62,23 @@ pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
     } else {
         48
     };
-    for family in families(is_srft) {
-        let (mut codes, mut ties) = (0, 0);
+    for family in families(|f| !is_grouped(f)) {
+        // Where rows are levels and scales alone, codes are compared; else bytes.
+        let levels = is_srft(format(family, HEAD_SIZES[0])?);
+        let unit = if levels { "codes" } else { "bytes" };
+        let (mut all, mut ties) = (0, 0);
         let what = format!("kv_set_rows {family}: {} head sizes in 3 orders, against the definition", HEAD_SIZES.len());
         cases(tally, &what, 3 * HEAD_SIZES.len() as u64, || {
             for size in HEAD_SIZES {
-                let found = set_rows(&library, family, size, rows).with_context(|| format!("head size {size}"))?;
-                codes += found.codes;
+                let set = if levels { set_rows } else { set_other };
+                let found = set(&library, family, size, rows).with_context(|| format!("head size {size}"))?;
+                all += found.codes;
                 ties += found.ties;
             }
-            ensure!((ties as f64) < TIES * codes as f64, "{ties} of {codes} codes differ");
+            ensure!((ties as f64) < TIES * all as f64, "{ties} of {all} {unit} differ");
             Ok(())
         });
-        println!("      {ties} of {codes} codes on the other side of a tie");
-        let what = format!("kv_get_rows {family}: {} head sizes in 3 orders, to f32 and f16", HEAD_SIZES.len());
-        cases(tally, &what, 6 * HEAD_SIZES.len() as u64, || {
-            for size in HEAD_SIZES {
-                get_rows(&library, family, size).with_context(|| format!("head size {size}"))?;
-            }
-            Ok(())
-        });
-    }
-    for family in families(|f| !is_srft(f) && !is_grouped(f)) {
-        let (mut all, mut differ) = (0, 0);
-        let what = format!("kv_set_rows {family}: {} head sizes in 3 orders, against the definition", HEAD_SIZES.len());
-        cases(tally, &what, 3 * HEAD_SIZES.len() as u64, || {
-            for size in HEAD_SIZES {
-                let found = set_other(&library, family, size, rows).with_context(|| format!("head size {size}"))?;
-                all += found.codes;
-                differ += found.ties;
-            }
-            ensure!((differ as f64) < TIES * all as f64, "{differ} of {all} bytes differ");
-            Ok(())
-        });
-        println!("      {differ} of {all} bytes on the other side of a tie");
+        println!("      {ties} of {all} {unit} on the other side of a tie");
         let what = format!("kv_get_rows {family}: {} head sizes in 3 orders, to f32 and f16", HEAD_SIZES.len());
         cases(tally, &what, 6 * HEAD_SIZES.len() as u64, || {
             for size in HEAD_SIZES {
