@@ -169,6 +169,12 @@ struct ggml_ext_state_layer {
     // of a cell
     uint64_t bytes_k;
     uint64_t bytes_v;
+    // of precise rows of recent cells; -1: none
+    int32_t recent_k;
+    int32_t recent_v;
+    // of a cell
+    uint64_t recent_bytes_k;
+    uint64_t recent_bytes_v;
 };
 
 // Cells from..to of a stream.
@@ -418,6 +424,10 @@ size_t ggml_ext_state_ranges(const void *header,
                              size_t n,
                              uint32_t *cells);
 
+// The layers of cache number `cache` of a header: how many, at most `n` of them written.
+// Safety: `header` has `size` bytes; `dst` is NULL or has room for n layers.
+size_t ggml_ext_state_layers(const void *header, size_t size, size_t cache, struct ggml_ext_state_layer *dst, size_t n);
+
 // Of the metadata of a state.
 // Safety: `data` has `size` bytes.
 uint64_t ggml_ext_state_checksum(const void *data, size_t size);
@@ -490,6 +500,7 @@ bool ggml_ext_state_recode(int32_t id,
     X(ggml_ext_state_check) \
     X(ggml_ext_state_check_meta) \
     X(ggml_ext_state_ranges) \
+    X(ggml_ext_state_layers) \
     X(ggml_ext_state_checksum) \
     X(ggml_ext_state_place) \
     X(ggml_ext_state_keep) \

@@ -189,6 +189,29 @@ bool ggml_ext_groups_in_use(void) {
     return groups_in_use;
 }
 
+bool ggml_ext_device_attends_recent(ggml_backend_dev_t dev, const ggml_tensor * k, const ggml_tensor * v, ggml_type recent_k,
+                                    ggml_type recent_v, int64_t n_head) {
+    const ggml_init_params params = { 32*ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true };
+    const std::unique_ptr<ggml_context, void (*)(ggml_context *)> ctx(ggml_init(params), ggml_free);
+
+    // views of a cache, as llama.cpp's are
+    const auto rows = [&](ggml_type type, int64_t n_cells, const ggml_tensor * of) {
+        ggml_tensor * cache = ggml_new_tensor_2d(ctx.get(), type, of->ne[0], n_cells);
+        const int64_t size  = of->ne[0]/n_head;
+        ggml_tensor * view  = ggml_view_4d(ctx.get(), cache, size, n_head, n_cells, 1, ggml_row_size(type, size), cache->nb[1], ggml_nbytes(cache), 0);
+        return ggml_permute(ctx.get(), view, 0, 2, 1, 3);
+    };
+    const int64_t cells = std::min<int64_t>(256, k->ne[1]), slots = 64;
+    ggml_tensor * q    = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, k->ne[0]/n_head, 1, n_head, 1);
+    ggml_tensor * mask = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, cells, 1);
+    // V of MLA is a part of K; what matters here is that it has K's type
+    ggml_tensor * op = ggml_flash_attn_ext(ctx.get(), q, rows(k->type, cells, k), rows(v ? v->type : k->type, cells, v ? v : k), mask, 1.0f, 0.0f, 0.0f);
+    op->src[5] = rows(recent_k, slots, k);
+    op->src[6] = rows(v ? recent_v : recent_k, slots, v ? v : k);
+    op->src[7] = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I64, slots, 1);
+    return ggml_backend_dev_supports_op(dev, op);
+}
+
 void ggml_ext_warn_of_idle_parts(ggml_type type, char side, const uint8_t * layers, int32_t n_layer) {
     char idle[1024];
     ggml_ext_idle_parts(type, layers, n_layer, idle, sizeof(idle));
@@ -237,9 +260,9 @@ bool ggml_ext_graph_served(ggml_cgraph * graph, const ggml_backend_t * backends,
     return true;
 }
 
-void ggml_ext_cache_mix_of(const ggml_tensor * const * layers, int n, char * text, size_t size) {
+void ggml_ext_cache_mix_of(const ggml_tensor * const * layers, int n, size_t recent_bytes, uint32_t recent_slots, char * text, size_t size) {
     std::vector<std::pair<std::string, int>> counts;  // in the order of layers
-    double bytes  = 0.0;
+    double bytes  = (double) recent_bytes;
     double values = 0.0;
     bool   plain  = true;
     for (int i = 0; i < n; i++) {
@@ -263,10 +286,11 @@ void ggml_ext_cache_mix_of(const ggml_tensor * const * layers, int n, char * tex
     for (const auto & [name, count] : counts) {
         mix += (mix.empty() ? "" : " + ") + name + (counts.size() == 1 ? "" : " x" + std::to_string(count));
     }
-    if (plain || values == 0.0) {
+    if ((plain && recent_bytes == 0) || values == 0.0) {
         snprintf(text, size, "%s", mix.c_str());
     } else {
-        snprintf(text, size, "%s, %.2f bits/value", mix.c_str(), 8.0*bytes/values);
+        const std::string recent = recent_bytes == 0 ? "" : " with " + std::to_string(recent_slots) + " recent cells";
+        snprintf(text, size, "%s, %.2f bits/value%s", mix.c_str(), 8.0*bytes/values, recent.c_str());
     }
 }
 

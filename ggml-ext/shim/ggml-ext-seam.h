@@ -59,8 +59,13 @@ size_t ggml_ext_read_floats(const struct ggml_tensor * t, int64_t first, int64_t
 // Is there for every op of a graph that computes with our types a backend that serves it? The scheduler aborts where not.
 bool ggml_ext_graph_served(struct ggml_cgraph * graph, const ggml_backend_t * backends, size_t n, char * err, size_t err_size);
 
+// Does the device attend to precise rows of these types beside a K and V of a layer?
+bool ggml_ext_device_attends_recent(ggml_backend_dev_t dev, const struct ggml_tensor * k, const struct ggml_tensor * v,
+                                    enum ggml_type recent_k, enum ggml_type recent_v, int64_t n_head);
+
 // What the log says of one side of a cache: "srft4 x28 + f16 x2, 5.27 bits/value", or ggml's name of the type alone.
-void ggml_ext_cache_mix_of(const struct ggml_tensor * const * layers, int n, char * text, size_t size);
+// `recent_bytes` are those of its precise rows, of so many slots a stream.
+void ggml_ext_cache_mix_of(const struct ggml_tensor * const * layers, int n, size_t recent_bytes, uint32_t recent_slots, char * text, size_t size);
 
 // CPU
 
@@ -146,10 +151,11 @@ template <typename Layers> std::vector<const ggml_tensor *> ggml_ext_cache_tenso
     return res;
 }
 
-template <typename Layers> std::string ggml_ext_cache_mix(ggml_type type, char side, const Layers & layers) {
+template <typename Layers, typename Recent>
+std::string ggml_ext_cache_mix(ggml_type type, char side, const Layers & layers, const Recent & recent) {
     const auto tensors = ggml_ext_cache_tensors(side, layers);
     char text[1024];
-    ggml_ext_cache_mix_of(tensors.data(), (int) tensors.size(), text, sizeof(text));
+    ggml_ext_cache_mix_of(tensors.data(), (int) tensors.size(), recent.bytes(side), recent.slots(), text, sizeof(text));
     return tensors.empty() ? ggml_type_name(type) : text;
 }
 

@@ -6,12 +6,15 @@
 // lengths follow from its cells, its metadata was checked and all of its bytes are there. Rows then go from the file to
 // their places in pieces: a restore takes memory for the metadata and for a piece, whatever the size of the state.
 //
+// Precise rows of recent cells (ggml-ext-recent.h) follow those of their stream.
+//
 // Rows that stand alone pass as they are. Cells that are coded together travel as whole groups (see src/state.rs), without
 // what other sequences have in them.
 // States of caches without a type of ours are llama.cpp's own, byte for byte.
 #pragma once
 
 #include "ggml-ext-groups.h"
+#include "ggml-ext-recent.h"
 #include "ggml-ext-seam.h"
 
 #include "llama-hparams.h"
@@ -146,8 +149,8 @@ class ggml_ext_state_survey : public llama_io_write_i {
 // `extension`: bytes of a cell's metadata beside its position and sequences. `dest` are the cells of the stream that a
 // single sequence has; NULL for a whole context.
 template <typename Layers, typename Streams, typename Cells>
-bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const Streams & streams, uint32_t n_seq_max,
-                             bool v_trans, bool rotated, uint32_t n_swa, llama_swa_type swa_type, size_t extension,
+bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const ggml_ext_recent & recent, const Streams & streams,
+                             uint32_t n_seq_max, bool v_trans, bool rotated, uint32_t n_swa, llama_swa_type swa_type, size_t extension,
                              const Cells * dest, llama_seq_id seq_id) {
     auto * survey = dynamic_cast<ggml_ext_state_survey *>(&io);
     if (!survey) {
@@ -178,6 +181,11 @@ bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const
         part.type_v  = layer.v ? layer.v->type : -1;
         part.n_v     = layer.v ? (uint32_t) layer.v->ne[0] : 0;
         part.bytes_v = layer.v ? layer.v->nb[1] : 0;
+        const ggml_tensor * recent_k = recent.rows(parts.size(), 'k'), * recent_v = recent.rows(parts.size(), 'v');
+        part.recent_k       = recent_k ? recent_k->type : -1;
+        part.recent_v       = recent_v ? recent_v->type : -1;
+        part.recent_bytes_k = recent_k ? recent_k->nb[1] : 0;
+        part.recent_bytes_v = recent_v ? recent_v->nb[1] : 0;
         parts.push_back(part);
         survey->ours    = survey->ours || ggml_ext_is_ours(layer.k->type) || (layer.v && ggml_ext_is_ours(layer.v->type));
         survey->grouped = survey->grouped || ggml_ext_group_cells(layer.k->type) > 1;
@@ -258,6 +266,47 @@ void ggml_ext_state_cells(llama_io_write_i & io, uint32_t stream, const Cells & 
     }
 }
 
+// A cell that has a precise row: its place among the cells that are written, and the slot that it had.
+struct ggml_ext_recent_cell {
+    uint32_t place, slot;
+};
+
+// Behind the rows of a stream: which of its cells have precise rows, and those. Nothing where a cache keeps none.
+template <typename Ranges>
+void ggml_ext_state_write_recent(llama_io_write_i & io, const ggml_ext_recent & recent, size_t n_layers, uint32_t stream, const Ranges & ranges) {
+    if (recent.empty()) {
+        return;
+    }
+    std::vector<ggml_ext_recent_cell> list;
+    uint32_t place = 0;
+    for (const auto & range : ranges) {
+        for (uint32_t cell = range.first; cell < range.second; cell++, place++) {
+            if (const int64_t slot = recent.map(stream).find(cell); slot >= 0) {
+                list.push_back({ place, (uint32_t) slot });
+            }
+        }
+    }
+    // the order in which they will be pushed out
+    std::sort(list.begin(), list.end(), [&](const auto & a, const auto & b) {
+        return recent.map(stream).written(a.slot) < recent.map(stream).written(b.slot);
+    });
+    const uint32_t n = (uint32_t) list.size();
+    io.write(&n, sizeof(n));
+    io.write(list.data(), n*sizeof(list[0]));
+    for (size_t ikv = 0; ikv < n_layers; ikv++) {
+        for (const char side : { 'k', 'v' }) {
+            ggml_tensor * rows = recent.rows(ikv, side);
+            // slots that lie side by side at once
+            for (size_t i = 0, end = 0; rows && i < list.size(); i = end) {
+                for (end = i + 1; end < list.size() && list[end].slot == list[end - 1].slot + 1;) {
+                    end++;
+                }
+                io.write_tensor(rows, recent.offset(rows, stream, list[i].slot), (end - i)*rows->nb[1]);
+            }
+        }
+    }
+}
+
 // llama.cpp keeps states on the device row by row; groups go through the host.
 template <typename Memory> llama_state_seq_flags ggml_ext_state_flags(const Memory * memory, llama_seq_id seq_id, llama_state_seq_flags flags) {
     if (memory && (flags & LLAMA_STATE_SEQ_FLAGS_ON_DEVICE) && ggml_ext_state_survey(*memory, seq_id, flags, true).grouped) {
@@ -318,6 +367,8 @@ class ggml_ext_state_reader : public llama_io_read_i {
             uint32_t cells = 0;
             std::vector<ggml_ext_state_range> ranges(ggml_ext_state_ranges(header.data(), header.size(), c, nullptr, 0, &cells));
             ggml_ext_state_ranges(header.data(), header.size(), c, ranges.data(), ranges.size(), &cells);
+            recent.emplace_back(context.caches[c].layers.size());
+            ggml_ext_state_layers(header.data(), header.size(), c, recent.back().data(), recent.back().size());
             for (const ggml_ext_state_range & range : ranges) {
                 if (streams.empty() || streams.back().cache != c || streams.back().number != range.stream) {
                     streams.emplace_back();
@@ -387,6 +438,18 @@ class ggml_ext_state_reader : public llama_io_read_i {
         s.to = to;
     }
 
+    // Layers of the cache whose stream was placed last, as the state has them.
+    const std::vector<ggml_ext_state_layer> & layers() { return recent[current().cache]; }
+
+    // Rows that this context does not keep.
+    void skip(size_t size) {
+        take(size);
+        std::vector<uint8_t> bytes(std::min(size, PIECE));
+        for (size_t done = 0; done < size; done += bytes.size()) {
+            io.read(bytes.data(), std::min(bytes.size(), size - done));
+        }
+    }
+
     // The caches have read what they wanted.
     void finish() {
         if (meta_read != meta.size() || data_left != 0) {
@@ -418,6 +481,7 @@ class ggml_ext_state_reader : public llama_io_read_i {
     size_t               meta_read = 0, n_placed = 0;
     uint64_t             data_left = 0;
     std::vector<stream>  streams;
+    std::vector<std::vector<ggml_ext_state_layer>> recent;  // of each cache
     const ggml_tensor *  grouped = nullptr;
     std::string          why;
 
@@ -573,5 +637,73 @@ template <typename Memory> void ggml_ext_state_read(llama_io_read_i & io, Memory
         }
         throw std::runtime_error("this state could not be read to its end, and the " + std::string(seq_id < 0 ? "context" : "sequence") +
                                  " is empty now: " + reader.reason(e.what()));
+    }
+}
+
+// What ggml_ext_state_write_recent wrote, for the cells that a stream's rows went to. Cells of which the state has no precise
+// row have none from here on.
+template <typename Cells>
+void ggml_ext_state_read_recent(llama_io_read_i & io, ggml_ext_recent & recent, size_t n_layers, uint32_t stream, const Cells & cells,
+                                const std::vector<uint32_t> & to, uint32_t n_seq_max) {
+    auto * reader = dynamic_cast<ggml_ext_state_reader *>(&io);
+    // of a state that stayed on the device: this context's own
+    const auto bytes_of = [&](size_t ikv, char side) -> size_t {
+        if (reader) {
+            const ggml_ext_state_layer & layer = reader->layers()[ikv];
+            const bool has = (side == 'k' ? layer.recent_k : layer.recent_v) >= 0;
+            return has ? (side == 'k' ? layer.recent_bytes_k : layer.recent_bytes_v) : 0;
+        }
+        const ggml_tensor * rows = recent.rows(ikv, side);
+        return rows ? rows->nb[1] : 0;
+    };
+    const auto is_same = [&](size_t ikv, char side, const ggml_tensor * rows) {
+        return rows && (!reader || (side == 'k' ? reader->layers()[ikv].recent_k : reader->layers()[ikv].recent_v) == rows->type);
+    };
+    bool any = false;
+    for (size_t ikv = 0; ikv < n_layers; ikv++) {
+        any = any || bytes_of(ikv, 'k') > 0 || bytes_of(ikv, 'v') > 0;
+    }
+    recent.drop(stream, to);
+    if (!any) {
+        return;
+    }
+    uint32_t n;
+    io.read(&n, sizeof(n));
+    if (n > to.size()) {
+        throw std::runtime_error("it has more precise rows than cells");
+    }
+    std::vector<ggml_ext_recent_cell> list(n);
+    io.read(list.data(), n*sizeof(list[0]));
+
+    // Every layer must have a cell's rows, or it has none.
+    bool whole = !recent.empty();
+    for (size_t ikv = 0; ikv < n_layers; ikv++) {
+        for (const char side : { 'k', 'v' }) {
+            const ggml_tensor * rows = recent.rows(ikv, side);
+            whole = whole && (!rows || (bytes_of(ikv, side) > 0 && is_same(ikv, side, rows)));
+        }
+    }
+    std::vector<uint32_t> slots;
+    for (uint32_t i = 0; i < n && whole; i++) {
+        const uint32_t cell = to.at(list[i].place);
+        llama_seq_id owner = 0;
+        while (owner + 1 < (llama_seq_id) n_seq_max && !cells.seq_has(cell, owner)) {
+            owner++;
+        }
+        const auto alive = [&](int64_t c) { return !cells.is_empty((uint32_t) c); };
+        slots.push_back(recent.map(stream).take(cell, owner, alive, list[i].slot));
+    }
+    for (size_t ikv = 0; ikv < n_layers; ikv++) {
+        for (const char side : { 'k', 'v' }) {
+            const size_t  bytes = bytes_of(ikv, side);
+            ggml_tensor * rows  = recent.rows(ikv, side);
+            if (!whole || !rows) {
+                reader->skip(n*bytes);
+                continue;
+            }
+            for (size_t i = 0; i < n; i++) {
+                io.read_tensor(rows, recent.offset(rows, stream, slots[i]), bytes);
+            }
+        }
     }
 }

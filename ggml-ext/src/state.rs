@@ -10,16 +10,19 @@
 //!
 //! body   = kind u32 | foreign version u32 | bytes and checksum of the metadata u64 u64 | bytes of data u64 | caches u32, each
 //! cache  = streams u32 | cells of a stream u32 | sequences u32 | flags u32 | layers u32, each | ranges u32, each
-//! layer  = number u32 | K | V                         an absent side has type -1 and zeros
+//! layer  = number u32 | K | V | recent K | recent V   an absent side has type -1 and zeros
 //! side   = type i32 | values u32 | row bytes u64 | head size u32 | version u32 | group cells u32 | digest of the signs u64
 //! range  = stream u32 | first cell u32 | end u32      ascending in each stream
 //! ```
 //!
-//! All little-endian. The metadata (llama.cpp's own, positions and sequences) and then the rows follow. Rows that stand alone
+//! All little-endian. Version 1 has no recent sides. The metadata (llama.cpp's own, positions and sequences) and then the rows follow. Rows that stand alone
 //! are the bytes of their cells in order. Cells that are coded together travel as whole groups, every row of each group
 //! that holds a cell of the state: an I-frame is spread over its group, and a chained row means nothing without those before
 //! it. Rows of cells that are not in the state are emptied first ([`keep`]). Groups that find a free group to go to decode to the same keys bit for bit, whichever it is; where there is none,
 //! rows are decoded and written to the cells that there are ([`recode`]), rounded once more as a context shift rounds them.
+//!
+//! Recent sides are those of the precise rows that a layer keeps of its last cells. They follow the rows of a stream, for the
+//! cells that its metadata names; a context that keeps none, or fewer, leaves them out.
 //!
 //! A table that changes gets a new version in [`Concrete::version`]; a state of an older one is then decoded by the older
 //! table and written by the new. There is one version so far, and states of others are refused by name.
@@ -39,7 +42,7 @@ pub use context::Context;
 /// The first four bytes: no number of streams, which is what a state of stock llama.cpp has there.
 pub const MAGIC: u32 = 0x7473_766b;
 /// Of the header.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Magic, version, length, checksum.
 pub const PREFIX_BYTES: usize = 20;
 /// A header longer than this is none.
@@ -112,6 +115,15 @@ pub struct Layer {
     pub k: StateSide,
     /// Values.
     pub v: StateSide,
+    /// Precise keys and values of recent cells.
+    pub recent: [StateSide; 2],
+}
+
+impl Layer {
+    /// Bytes of the precise rows of a cell.
+    fn recent_bytes(&self) -> u128 {
+        self.recent.iter().map(|s| u128::from(s.row_bytes)).sum()
+    }
 }
 
 /// Cells from..to of a stream.
@@ -241,10 +253,16 @@ impl In<'_> {
         })
     }
 
-    fn cache(&mut self) -> Result<StateCache, String> {
+    fn cache(&mut self, version: u32) -> Result<StateCache, String> {
         let (streams, cells, sequences, flags) = (self.u32()?, self.u32()?, self.u32()?, self.u32()?);
-        let layers = (0..self.count(76)?)
-            .map(|_| Ok(Layer { index: self.u32()?, k: self.side()?, v: self.side()? }))
+        let has_recent = version > 1;
+        let mut layer = |input: &mut Self| {
+            let (index, k, v) = (input.u32()?, input.side()?, input.side()?);
+            let recent = if has_recent { [input.side()?, input.side()?] } else { [StateSide::NONE; 2] };
+            Ok(Layer { index, k, v, recent })
+        };
+        let layers = (0..self.count(if has_recent { 148 } else { 76 })?)
+            .map(|_| layer(self))
             .collect::<Result<Vec<_>, String>>()?;
         let ranges = (0..self.count(12)?)
             .map(|_| Ok(Range { stream: self.u32()?, from: self.u32()?, to: self.u32()? }))
@@ -268,8 +286,8 @@ pub fn body_bytes(prefix: &[u8]) -> Result<usize, String> {
     if magic != MAGIC {
         return Err("it does not begin as a state of these cache types does".into());
     }
-    if version != VERSION {
-        return Err(format!("it has version {version} of the header, this build reads version {VERSION}"));
+    if !(1..=VERSION).contains(&version) {
+        return Err(format!("it has version {version} of the header, this build reads versions 1 to {VERSION}"));
     }
     if length > MAX_BODY {
         return Err("its header is damaged: the length makes no sense".into());
@@ -297,8 +315,7 @@ impl Header {
             body.u32(c.layers.len() as u32);
             for l in &c.layers {
                 body.u32(l.index);
-                body.side(&l.k);
-                body.side(&l.v);
+                [l.k, l.v].iter().chain(&l.recent).for_each(|s| body.side(s));
             }
             body.u32(c.ranges.len() as u32);
             for r in &c.ranges {
@@ -319,14 +336,14 @@ impl Header {
         if body.len() != length {
             return Err("its header ends too early".into());
         }
-        let sum = In(&prefix[12..]).u64()?;
+        let (version, sum) = (In(&prefix[4..]).u32()?, In(&prefix[12..]).u64()?);
         if sum != checksum(&[&prefix[..12], body]) {
             return Err("its header is damaged: the checksum differs".into());
         }
         let mut input = In(body);
         let (kind, foreign) = (input.u32()?, input.u32()?);
         let (meta_bytes, meta_sum, data_bytes) = (input.u64()?, input.u64()?, input.u64()?);
-        let caches = (0..input.count(24)?).map(|_| input.cache()).collect::<Result<_, _>>()?;
+        let caches = (0..input.count(24)?).map(|_| input.cache(version)).collect::<Result<_, _>>()?;
         if !input.0.is_empty() {
             return Err(format!("its header has {} bytes too many", input.0.len()));
         }
@@ -412,6 +429,10 @@ impl StateCache {
             }
             a.k.check(&b.k, a.index, 'K')?;
             a.v.check(&b.v, a.index, 'V')?;
+            // Precise rows that this context does not keep are left out; those of the same type are taken.
+            for (a_side, b_side) in a.recent.iter().zip(&b.recent).filter(|(a, b)| a.kind == b.kind) {
+                a_side.check(b_side, a.index, 'R')?;
+            }
         }
         same("streams", self.streams as usize, live.streams as usize)?;
         for (flag, what) in [(V_TRANSPOSED, "V is transposed (-fa off)"), (ROTATED, "llama.cpp's own rotation is on")] {

@@ -183,7 +183,7 @@ void test_crafted(const Pair & types) {
         size_t       size;
         const char * word;
     };
-    const size_t layer = 76, ranges = 56 + 3*layer;
+    const size_t layer = 148, ranges = 56 + 3*layer;
     const std::vector<Lie> lies = {
         { "meta_bytes", 8, 6ull << 30, 8, "meta_bytes 6442450944" },
         { "meta_bytes", 8, UINT64_MAX, 8, "meta_bytes" },
@@ -233,9 +233,10 @@ void test_crafted(const Pair & types) {
 
             // metadata that llama.cpp would notice when it has begun
             const size_t body = at + GGML_EXT_STATE_PREFIX, meta = body + number(good, at + 8, 4), n = number(good, body + 8, 8);
-            for (const size_t field : { (size_t) 0, (size_t) 4, (size_t) 12, n - 4, n - 12 }) {
+            const size_t list = n - 4 - 8*Setup().recent; // of the cells that have precise rows
+            for (const size_t field : { (size_t) 0, (size_t) 4, (size_t) 12, list - 4, list - 12, list, list + 4 }) {
                 bad = good;
-                set_number(bad, meta + field, 77, 4);
+                set_number(bad, meta + field, field == list + 4 ? 100 : 77, 4);
                 set_number(bad, body + 16, ggml_ext_state_checksum(&bad[meta], n), 8);
                 seal(bad, at);
                 refuse(bad, is_file, "metadata at " + std::to_string(field), "does not fit its header");
@@ -251,27 +252,20 @@ Bytes many_cells(const Bytes & few, uint32_t n) {
     const uint32_t n_layer = (uint32_t) number(few, body + 52, 4);
     std::vector<ggml_ext_state_layer> layers(n_layer);
     uint64_t data_bytes = 0;
-    for (uint32_t i = 0; i < n_layer; i++) {
-        const size_t at = body + 56 + 76*i;
-        layers[i].index   = (uint32_t) number(few, at, 4);
-        layers[i].type_k  = (int32_t) number(few, at + 4, 4);
-        layers[i].n_k     = (uint32_t) number(few, at + 8, 4);
-        layers[i].bytes_k = number(few, at + 12, 8);
-        layers[i].type_v  = (int32_t) number(few, at + 40, 4);
-        layers[i].n_v     = (uint32_t) number(few, at + 44, 4);
-        layers[i].bytes_v = number(few, at + 48, 8);
-        data_bytes += n*(layers[i].bytes_k + layers[i].bytes_v);
+    ggml_ext_state_layers(&few[begin], header - begin, 0, layers.data(), n_layer);
+    for (const ggml_ext_state_layer & layer : layers) {
+        data_bytes += n*(layer.bytes_k + layer.bytes_v);
     }
-    // n is a whole number of groups
-    const size_t tail = 8 + n_layer*24, meta_end = header + number(few, body + 8, 8);
-    Bytes meta(8 + (size_t) n*12 + tail);
+    // n is a whole number of groups; no cell has a precise row
+    const size_t tail = 8 + n_layer*24, tail_of_few = header + 8 + number(few, header + 4, 4)*12;
+    Bytes meta(8 + (size_t) n*12 + tail + 4);
     set_number(meta, 0, 1, 4);
     set_number(meta, 4, n, 4);
     for (uint32_t i = 0; i < n; i++) {
         set_number(meta, 8 + 12*(size_t) i, i, 4);
         set_number(meta, 12 + 12*(size_t) i, 1, 4);
     }
-    std::copy(few.begin() + meta_end - tail, few.begin() + meta_end, meta.end() - tail);
+    std::copy_n(few.begin() + tail_of_few, tail, meta.end() - tail - 4);
 
     const ggml_ext_state_range range = { 0, 0, n };
     ggml_ext_state_cache cache = {};

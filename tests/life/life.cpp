@@ -63,6 +63,12 @@ double loss_of(const Pair & types) {
     return res;
 }
 
+// The default depends on the number of cells, and states go from one context to a larger one.
+static std::string with_recent(const std::string & type, int recent) {
+    const bool ours = cache_type(type) >= GGML_TYPE_COUNT;
+    return ours && type.find("recent=") == std::string::npos ? type + ",recent=" + std::to_string(recent) : type;
+}
+
 Context new_context(const Shape & shape, const Pair & types, const Setup & setup) {
     llama_context_params p = llama_context_default_params();
     p.n_ctx           = setup.cells*(setup.unified ? 1 : setup.n_seq);
@@ -76,8 +82,8 @@ Context new_context(const Shape & shape, const Pair & types, const Setup & setup
     p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     p.offload_kqv     = false;
     p.no_perf         = true;
-    p.type_k          = cache_type(types.k);
-    p.type_v          = cache_type(types.v);
+    p.type_k          = cache_type(with_recent(types.k, setup.recent));
+    p.type_v          = cache_type(with_recent(types.v, setup.recent));
     llama_context * ctx = llama_init_from_model(model_of(shape), p);
     if (!ctx) {
         fprintf(stderr, "no context with %s\n%s\n", types.name().c_str(), take_log().c_str());

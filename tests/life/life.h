@@ -50,6 +50,7 @@ struct Setup {
     bool     unified = true;
     int      threads = 1;
     bool     swa_full = false;
+    int      recent   = 24; // cells of a sequence that are kept as precise rows, where the types say nothing
 };
 
 Context new_context(const Shape & shape, const Pair & types, const Setup & setup);

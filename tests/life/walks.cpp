@@ -19,8 +19,8 @@ constexpr int      N_SEQ = 3;
 class Walk {
   public:
     // `plain`: nothing but appending and dropping whole sequences, to compare with.
-    Walk(const Shape & shape, const Pair & types, bool unified, bool plain, int threads, uint64_t seed)
-        : rng(seed), unified(unified), plain(plain), threads(threads), ref(make(shape, { "f32", "f32" })), our(make(shape, types)), shifts(llama_memory_can_shift(mem(our))) {}
+    Walk(const Shape & shape, const Pair & types, bool unified, int recent, bool plain, int threads, uint64_t seed)
+        : rng(seed), unified(unified), recent(recent), plain(plain), threads(threads), ref(make(shape, { "f32", "f32" })), our(make(shape, types)), shifts(llama_memory_can_shift(mem(our))) {}
 
     // False: something failed, and a check has said so.
     bool run(int n_steps) {
@@ -35,7 +35,9 @@ class Walk {
 
   private:
     Rng     rng;
-    bool    unified, plain;
+    bool    unified;
+    int     recent;
+    bool    plain;
     int     threads;
     Context ref, our;
     bool    shifts;
@@ -47,7 +49,7 @@ class Walk {
     llama_pos kept_next   = 0;
 
     Context make(const Shape & shape, const Pair & types) {
-        return new_context(shape, types, { CELLS, N_SEQ, unified, threads, rng.state%2 == 0 });
+        return new_context(shape, types, { CELLS, N_SEQ, unified, threads, rng.state%2 == 0, recent });
     }
 
     static llama_memory_t mem(const Context & ctx) { return llama_get_memory(ctx.get()); }
@@ -195,29 +197,35 @@ void test_walks() {
     pairs.push_back({ "f16", "f16" });
     struct Place { const Shape * shape; bool unified; };
     const std::vector<Place> places = { { &HEADS_OF_64, true }, { &HEADS_OF_64, false }, { &HEADS_OF_80, true }, { &HEADS_OF_128, true }, { &WINDOWED, true } };
-    for (const Pair & types : pairs) {
-        for (size_t p = 0; p < places.size(); p++) {
-            const Place & place = places[p];
-            if (!serves(types, *place.shape) || !begin_case("walks with " + types.name() + " " + place.shape->name + (place.unified ? " unified" : " streams"))) {
-                continue;
-            }
-            double sum[2] = {};  // plain, and all operations
-            int    n[2]   = {};
-            for (int w = 0; w < (soak ? 24 : 1); w++) {
-                // graphs are tiny, and two threads that share a core with other work wait for each other: few walks have two
-                const int threads = w%8 == 7 ? 2 : 1;
-                for (bool plain : { true, false }) {
-                    Walk walk(*place.shape, types, place.unified, plain, threads, 1000*p + (uint64_t) w);
-                    walk.run(plain || quick ? 25 : 80);
-                    sum[!plain] += walk.mean()*walk.compared();
-                    n[!plain]   += walk.compared();
-                    count("walks");
-                }
-            }
-            check(n[0] > 0 && n[1] > 0, "something was compared");
-            const double plain = sum[0]/std::max(n[0], 1), all = sum[1]/std::max(n[1], 1);
-            check_below(all, loss_of(types), "mean KL");
-            check_below(all, 4*plain + 1e-5, "mean KL, against appending alone");
+    const int windows[] = { 0, 1, 64, 128, 1000 };
+    for (size_t i = 0; i < pairs.size()*places.size(); i++) {
+        const Pair &  types  = pairs[i/places.size()];
+        const size_t  p      = i%places.size();
+        const Place & place  = places[p];
+        const int     recent = windows[(i/places.size() + p)%5];
+        if (!serves(types, *place.shape) || !begin_case("walks with " + types.name() + " " + place.shape->name +
+                (place.unified ? " unified" : " streams") + ", " + std::to_string(recent) + " recent")) {
+            continue;
         }
+        // appending alone without precise rows and with them, and all operations
+        double sum[3] = {};
+        int    n[3]   = {};
+        for (int w = 0; w < (soak ? 24 : 1); w++) {
+            // graphs are tiny, and two threads that share a core with other work wait for each other: few walks have two
+            const int threads = w%8 == 7 ? 2 : 1;
+            for (int kind = 0; kind < 3; kind++) {
+                Walk walk(*place.shape, types, place.unified, kind == 0 ? 0 : recent, kind < 2, threads, 1000*p + (uint64_t) w);
+                walk.run(kind < 2 || quick ? 25 : 80);
+                sum[kind] += walk.mean()*walk.compared();
+                n[kind]   += walk.compared();
+                count("walks");
+            }
+        }
+        check(n[0] > 0 && n[1] > 0 && n[2] > 0, "something was compared");
+        const auto mean = [&](int kind) { return sum[kind]/std::max(n[kind], 1); };
+        check_below(mean(2), loss_of(types), "mean KL");
+        check_below(mean(1), 1.1*mean(0) + 1e-5, "mean KL with precise rows, against none");
+        // a cut takes precise rows away, and those before it have none
+        check_below(mean(2), 4*mean(1) + (recent > 0 ? mean(0) : 0.0) + 1e-5, "mean KL, against appending alone");
     }
 }

@@ -30,6 +30,12 @@ pub struct CStateLayer {
     /// of a cell
     bytes_k: u64,
     bytes_v: u64,
+    /// of precise rows of recent cells; -1: none
+    recent_k: i32,
+    recent_v: i32,
+    /// of a cell
+    recent_bytes_k: u64,
+    recent_bytes_v: u64,
 }
 
 /// A cache of a context, or what a state has of one.
@@ -80,6 +86,10 @@ impl CStateCache {
             index: l.index,
             k: state::StateSide::new(l.type_k, l.n_k, l.bytes_k),
             v: state::StateSide::new(l.type_v, l.n_v, l.bytes_v),
+            recent: [
+                state::StateSide::new(l.recent_k, l.n_k, l.recent_bytes_k),
+                state::StateSide::new(l.recent_v, l.n_v, l.recent_bytes_v),
+            ],
         };
         // SAFETY: the caller's promise.
         let (layers, ranges) = unsafe { (slice(self.layers, self.n_layers), slice(self.ranges, self.n_ranges)) };
@@ -244,6 +254,42 @@ pub unsafe extern "C" fn ggml_ext_state_ranges(
             *dst = *range;
         }
         cache.ranges.len()
+    })
+}
+
+/// The layers of cache number `cache` of a header: how many, at most `n` of them written.
+///
+/// # Safety
+/// `header` has `size` bytes; `dst` is NULL or has room for n layers.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_state_layers(
+    header: *const Untyped,
+    size: usize,
+    cache: usize,
+    dst: *mut CStateLayer,
+    n: usize,
+) -> usize {
+    guarded(0, || {
+        // SAFETY: the caller's promise.
+        let (header, dst) = unsafe { (slice(header, size), slice_mut(dst, n)) };
+        let Ok(found) = state::Header::from_bytes(header) else { return 0 };
+        let Some(cache) = found.caches.get(cache) else { return 0 };
+        for (dst, l) in dst.iter_mut().zip(&cache.layers) {
+            *dst = CStateLayer {
+                index: l.index,
+                type_k: l.k.kind,
+                type_v: l.v.kind,
+                n_k: l.k.values,
+                n_v: l.v.values,
+                bytes_k: l.k.row_bytes,
+                bytes_v: l.v.row_bytes,
+                recent_k: l.recent[0].kind,
+                recent_v: l.recent[1].kind,
+                recent_bytes_k: l.recent[0].row_bytes,
+                recent_bytes_v: l.recent[1].row_bytes,
+            };
+        }
+        cache.layers.len()
     })
 }
 

@@ -5,14 +5,15 @@
 //! as llama.cpp will walk it, so that llama.cpp finds nothing to refuse when it has begun to change its caches:
 //!
 //! ```text
-//! cache  = streams u32 | each stream: cells u32, and where there are some: each cell | V transposed u32 | layers u32 | each K | each V
+//! cache  = streams u32 | each stream: cells u32, and where there are some: each cell | V transposed u32 | layers u32 | each K | each V | recent
 //! cell   = position i32 | sequences u32 | extension | each sequence i32
+//! recent = cells u32 | each: place among the cells u32, slot u32      nothing where no layer has recent sides
 //! K, V   = type i32 | bytes of a row u64              V transposed: type i32 | bytes of a value u32 | values of a row u32
 //! ```
 //!
 //! Models with recurrent layers write states of those too, of which no header tells. What comes behind them is bounded only.
 
-use super::{body_bytes, checksum, Header, In, StateCache, V_TRANSPOSED};
+use super::{body_bytes, checksum, Header, In, Layer, StateCache, V_TRANSPOSED};
 
 /// Metadata of recurrent states: a few numbers for each sequence and layer.
 const OTHERS_META_BYTES: u64 = 16 << 20;
@@ -122,7 +123,8 @@ impl StateCache {
             + streams.len() as u128 * (8 + 12 * sides)
             + cells * (8 + u128::from(extension));
         let sequences = if one_sequence { 1 } else { u128::from(self.sequences.max(1)) };
-        [fixed + 4 * cells, fixed + 4 * cells * sequences]
+        let (least, most) = if self.has_recent() { (4 * streams.len() as u128, 8 * cells) } else { (0, 0) };
+        [fixed + least + 4 * cells, fixed + least + most + 4 * cells * sequences]
     }
 
     /// Of the rows, at least and at most: transposed values may have fewer than the tensor has room for.
@@ -132,7 +134,12 @@ impl StateCache {
         let k_bytes: u128 =
             self.layers.iter().map(|l| self.rows(l.k.group_cells, None) * u128::from(l.k.row_bytes)).sum();
         let least = if self.flags & V_TRANSPOSED == 0 { cells * v_rows } else { 0 };
-        [k_bytes + least, k_bytes + cells * v_rows]
+        let recent: u128 = self.layers.iter().map(Layer::recent_bytes).sum();
+        [k_bytes + least, k_bytes + cells * (v_rows + recent)]
+    }
+
+    fn has_recent(&self) -> bool {
+        self.layers.iter().any(|l| l.recent.iter().any(|s| s.kind >= 0))
     }
 
     /// Rows that travel, of one stream or all: every row of each group that has a cell of the state.
@@ -189,6 +196,19 @@ impl StateCache {
                     same("bytes of a V row", input.u64()?, v.row_bytes)?;
                 }
                 data += u128::from(n) * u128::from(bytes);
+            }
+            if self.has_recent() {
+                let recent = input.u32()?;
+                if u64::from(recent) > n {
+                    return Err(format!("precise rows of {recent} cells of {n}"));
+                }
+                for _ in 0..recent {
+                    let (place, _slot) = (u64::from(input.u32()?), input.u32()?);
+                    if place >= n {
+                        return Err(format!("a precise row of cell {place} of {n}"));
+                    }
+                }
+                data += u128::from(recent) * self.layers.iter().map(Layer::recent_bytes).sum::<u128>();
             }
         }
         Ok(data)
@@ -388,6 +408,36 @@ mod tests {
         let mut damaged = meta.clone();
         damaged[9] ^= 1;
         assert!(target().check_meta(&header, &damaged).unwrap_err().contains("checksum"));
+    }
+
+    /// Precise rows of some cells, behind the rest of a stream.
+    #[test]
+    fn precise_rows_follow_from_their_list() {
+        let mut state = cache("delta4_64", "srft4_64");
+        for layer in &mut state.layers {
+            layer.recent = [super::super::StateSide::new(132, 128, 136); 2]; // srft8_64
+        }
+        let with = |places: &[u32], n: u32, rows: u64, target: &Context| {
+            let mut meta = meta_of(&state, EXTENSION as usize, |_| vec![0]);
+            meta.extend(n.to_le_bytes());
+            meta.extend(places.iter().flat_map(|p| [p.to_le_bytes(), [7; 4]].concat()));
+            let data_bytes = data_of(&state, 128) + rows * 4 * 136;
+            let header = sealed(Header { data_bytes, caches: vec![state.clone()], ..target.live.clone() }, &meta);
+            let bytes = header.to_bytes();
+            assert_eq!(Header::from_bytes(&bytes), Ok(header.clone()));
+            target.check(&header).and_then(|()| target.check_meta(&header, &meta))
+        };
+        let mut keeps = target();
+        keeps.live.caches[0].layers = state.layers.clone();
+        for context in [&target(), &keeps] {
+            assert_eq!(with(&[], 0, 0, context), Ok(()));
+            assert_eq!(with(&[67, 0, 3], 3, 3, context), Ok(()), "in the order of slots");
+            assert!(with(&[68], 1, 1, context).unwrap_err().contains("cell 68 of 68"));
+            assert!(with(&[0], 1, 0, context).is_err() && with(&[0], 1, 2, context).is_err());
+            assert!(with(&[], u32::MAX, 0, context).is_err());
+        }
+        keeps.live.caches[0].layers[0].recent[0].row_bytes = 140;
+        assert!(with(&[], 0, 0, &keeps).unwrap_err().contains("bytes of a cell"));
     }
 
     #[test]

@@ -104,6 +104,7 @@ pub fn all(c: Concrete, number: usize) {
             dst: *answer,
             mask: Some(mask),
             sinks: Some(sinks),
+            recent: None,
             scale: 0.1,
             max_bias: 0.0,
             logit_softcap: 0.0,

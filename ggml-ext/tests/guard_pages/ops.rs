@@ -226,6 +226,7 @@ pub fn attend(k: &Tensor, v: &Tensor, v_size: usize, what: Attended, threads: us
         dst: out.tensor(F32, 4, 4 * v_size, [v_size, heads, queries, streams]),
         mask: (options & 1 != 0).then_some(&mask.1),
         sinks: (options & 2 != 0).then_some(&sinks.1),
+        recent: None,
         scale: 0.05,
         logit_softcap: if options & 4 != 0 { 5.0 } else { 0.0 },
         max_bias: if options & 8 != 0 { 8.0 } else { 0.0 },
