@@ -49,6 +49,24 @@ static __device__ __forceinline__ const uint * hidden_of(const attn_params & p, 
     return p.hidden ? p.hidden + kv_stream*p.args.hidden_words : nullptr;
 }
 
+// Hidden cells of a chunk lie in [x, y), mostly near its end: elsewhere nobody needs to look. By all threads; `range` is two
+// words of shared memory.
+static __device__ __forceinline__ uint2 hidden_range(const uint * hidden, uint begin, uint end, uint * range) {
+    if (threadIdx.x == 0) {
+        range[0] = ~0u;
+        range[1] = 0;
+    }
+    __syncthreads();
+    for (uint word = begin/32 + threadIdx.x; word < (end + 31)/32; word += blockDim.x) {
+        if (hidden[word] != 0) {
+            atomicMin(&range[0], word*32);
+            atomicMax(&range[1], word*32 + 32);
+        }
+    }
+    __syncthreads();
+    return make_uint2(range[0], range[1]);
+}
+
 // The cell of a column, ~0 where it has none.
 static __device__ __forceinline__ uint cell_of(const uint8_t * columns, const uint64_t (&nb)[2], uint column, uint kv_stream, uint cells) {
     const long long cell = *(const long long *) (columns + column*nb[0] + kv_stream*nb[1]);

@@ -173,10 +173,12 @@ __device__ __forceinline__ uint visible_blocks(
     return visible;
 }
 
-// A block of the cache, or (PRECISE) of one of the parts.
-template <uint K, uint V, uint D, uint QB, bool PRECISE> __device__ __forceinline__ void decode_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
+// Blocks of the cache alone, of the cache beside precise rows, and of these.
+enum class decode_rows { alone, main, precise };
+
+template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
     constexpr uint C = D/64;
-    constexpr bool DELTA = is_delta(K);
+    constexpr bool DELTA = is_delta(K), PRECISE = OF == decode_rows::precise, RECENT = OF == decode_rows::main;
     typedef decode_keys<K, D, QB> keys_of;
     typedef decode_values<V, D> values_of;
     auto & m = *(decode_memory<V, D> *) raw;
@@ -205,17 +207,17 @@ template <uint K, uint V, uint D, uint QB, bool PRECISE> __device__ __forceinlin
     const uint blocks = end > begin ? (end - begin + BLOCK - 1)/BLOCK : 0;
 
     // Asked for before the queries are made; bits are set behind them.
-    const bool recent = p.columns != nullptr;
     const auto column = [&](uint i) { return cell_of(p.columns, p.columns_nb, i, kv_stream, args.cells); };
     uint first_recent = ~0u;
     if (PRECISE) {
         for (uint i = threadIdx.x; i < RECENT_WORDS; i += THREADS) {
             m.recent[i] = begin + i < end ? column(part.first_column + begin + i) : ~0u;
         }
-    } else if (recent) {
+    } else if (RECENT) {
         first_recent = threadIdx.x < p.column_count ? column(threadIdx.x) : ~0u;
         for (uint i = threadIdx.x; i < RECENT_WORDS; i += THREADS) {
-            m.recent[i] = 0;
+            const uint there = min(max(end, begin + 32*i) - begin - 32*i, 32u);
+            m.recent[i] = there == 32 ? 0 : ~0u << there; // what is beyond the end is hidden, too
         }
     }
 
@@ -237,7 +239,7 @@ template <uint K, uint V, uint D, uint QB, bool PRECISE> __device__ __forceinlin
         prepare_query<D>(p, m, r, r < used ? from : nullptr, lane);
     }
     __syncthreads();
-    if (!PRECISE && recent) {
+    if (RECENT) {
         for (uint i = threadIdx.x; i < p.column_count; i += THREADS) {
             const uint at = (i == threadIdx.x ? first_recent : column(i)) - begin; // large where the cell comes before
             if (at < end - begin) {
@@ -284,7 +286,7 @@ template <uint K, uint V, uint D, uint QB, bool PRECISE> __device__ __forceinlin
             visible = simd_any(both != ~0u) ? 1 : 0;
         } else {
             visible = visible_blocks(p, one_mask, first_row, used, kv_head, stream, begin + span*BLOCK, end, (blocks - span + WARPS - 1)/WARPS, lane);
-            if (recent) {
+            if (RECENT) {
                 const uint at = (span + lane*WARPS)*BLOCK/32;
                 const bool gone = at + 1 < RECENT_WORDS && (m.recent[at] & m.recent[at + 1]) == ~0u;
                 visible &= ~__ballot_sync(KV_ALL_LANES, gone);
@@ -304,8 +306,7 @@ template <uint K, uint V, uint D, uint QB, bool PRECISE> __device__ __forceinlin
             unsigned short masked[QB][4];
             const uint here = cell;
             // Of cells g and g + 8: where the mask has them, and a bit each where they are not to be seen.
-            const uint word = PRECISE || !recent ? 0 : m.recent[(here - begin)/32];
-            uint cell_at[2], gone = 0;
+            uint cell_at[2], gone = RECENT ? m.recent[(here - begin)/32] >> ((here - begin) % 32 + g) : 0;
 #pragma unroll
             for (uint n = 0; n < 2; ++n) {
                 cell_at[n] = min(here + g + 8*n, last);
@@ -314,9 +315,6 @@ template <uint K, uint V, uint D, uint QB, bool PRECISE> __device__ __forceinlin
                     gone |= cell_at[n] == ~0u ? 1u << 8*n : 0;
                     cell_at[n] = min(cell_at[n], args.cells - 1);
                 }
-            }
-            if (!PRECISE) {
-                gone = word >> ((here - begin) % 32 + g);
             }
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
@@ -365,7 +363,8 @@ template <uint K, uint V, uint D, uint QB, bool PRECISE> __device__ __forceinlin
                     x *= args.scale*LOG2_E;
                 }
                 const float bias = __half2float(__ushort_as_half(masked[i/4][i % 4]));
-                const bool hidden = !(bias > -65504.0f) || here + g + i % 4/2*8 >= end || (gone >> i % 4/2*8 & 1) != 0;
+                const bool beyond = OF == decode_rows::alone ? here + g + i % 4/2*8 >= end : (gone >> i % 4/2*8 & 1) != 0;
+                const bool hidden = !(bias > -65504.0f) || beyond;
                 x = hidden ? -INFINITY : fmaf(slope[i/4][i % 2], bias, x);
                 larger = larger || x > ref[i/4][i % 2];
             }
@@ -452,17 +451,24 @@ template <uint K, uint V, uint D, uint QB, bool PRECISE> __device__ __forceinlin
 
 template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm<K, V, D, QB>()) kv_decode(const attn_params p) {
     extern __shared__ __align__(16) uint8_t raw[];
+    decode_block<K, V, D, QB, decode_rows::alone>(p, raw, p.part[0]);
+}
+
+// A kernel of its own: what it has more of would make the other slower.
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm<K, V, D, QB>()) kv_decode_recent(const attn_params p) {
+    extern __shared__ __align__(16) uint8_t raw[];
     if (blockIdx.y < p.args.main_chunks) {
-        decode_block<K, V, D, QB, false>(p, raw, p.part[0]);
+        decode_block<K, V, D, QB, decode_rows::main>(p, raw, p.part[0]);
     } else {
         const attn_part part = blockIdx.y < p.part[1].first_chunk ? p.part[0] : p.part[1];
-        decode_block<KV_KIND_SRFT8, KV_KIND_SRFT8, D, QB, true>(p, raw, part);
+        decode_block<KV_KIND_SRFT8, KV_KIND_SRFT8, D, QB, decode_rows::precise>(p, raw, part);
     }
 }
 
 template <uint K, uint V, uint D> static decode_choice choice_of(uint row_blocks) {
     constexpr size_t main = sizeof(decode_memory<V, D>), precise = sizeof(decode_memory<KV_KIND_SRFT8, D>);
     return { row_blocks == 1 ? kv_decode<K, V, D, 1> : kv_decode<K, V, D, 2>,
+             row_blocks == 1 ? kv_decode_recent<K, V, D, 1> : kv_decode_recent<K, V, D, 2>,
              row_blocks == 1 ? blocks_per_sm<K, V, D, 1>() : blocks_per_sm<K, V, D, 2>(), main > precise ? main : precise };
 }
 

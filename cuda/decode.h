@@ -14,6 +14,7 @@ constexpr uint RECENT_WORDS = WARPS*BLOCK, MOST_CHUNK_CELLS = 32*RECENT_WORDS;
 
 struct decode_choice {
     void (*kernel)(const attn_params); // null where there is none
+    void (*recent)(const attn_params); // with precise rows beside the cache
     uint   blocks_per_sm;
     size_t shared_bytes;
 };

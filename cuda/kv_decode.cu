@@ -76,12 +76,13 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
 cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream) {
     const uint rows = p.args.heads/p.args.kv_heads*p.args.tokens;
     const decode_choice choice = choice_of(p.k_kind, p.v_kind, p.k_size, rows);
-    const cudaError_t err = cudaFuncSetAttribute(choice.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) plan.shared_bytes);
+    const auto kernel = p.columns ? choice.recent : choice.kernel;
+    const cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) plan.shared_bytes);
     if (err != cudaSuccess) {
         return err;
     }
     const dim3 grid(p.args.kv_heads*divided(rows, ROWS), p.columns ? p.args.chunks : plan.chunks, p.args.streams);
-    choice.kernel<<<grid, THREADS, plan.shared_bytes, stream>>>(p);
+    kernel<<<grid, THREADS, plan.shared_bytes, stream>>>(p);
     return cudaGetLastError();
 }
 

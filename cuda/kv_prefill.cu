@@ -25,12 +25,12 @@ struct prefill_memory {
     uint *   k_pairs, * v_pairs; // [256]
     uint *   masks;              // [row]
     float *  chain;              // delta: [cell] its factor of the cell before; [cell] the product of those of its lane up to here
-    uint *   kinds;              // delta: bits of cells that stand alone, and of empty ones
+    uint *   kinds;              // delta: bits of cells that stand alone, and of empty ones; then two words of hidden cells
     uint8_t * k_raw, * v_raw;
 };
 
 __host__ __device__ constexpr size_t prefill_bytes(uint rows, uint k_width) {
-    return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS + CELLS)*TILE_STEP + sizeof(float)*(K_ROWS*SCALES + 32 + 2*256 + rows + 2*CELLS + 4);
+    return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS + CELLS)*TILE_STEP + sizeof(float)*(K_ROWS*SCALES + 32 + 2*256 + rows + 2*CELLS + 8);
 }
 
 __device__ __forceinline__ prefill_memory carve(uint8_t * memory, uint rows, uint k_width, uint k_raw_bytes) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ prefill_memory carve(uint8_t * memory, uint rows, uin
     m.masks    = m.v_pairs + 256;
     m.chain    = (float *) (m.masks + rows);
     m.kinds    = (uint *) (m.chain + 2*CELLS);
-    m.k_raw    = (uint8_t *) (m.kinds + 4);
+    m.k_raw    = (uint8_t *) (m.kinds + 8);
     m.v_raw    = m.k_raw + k_raw_bytes;
     return m;
 }
@@ -233,10 +233,12 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
         acc[i/4][i % 4] = 0.0f;
     }
     const uint end = min(args.cells, (chunk + 1)*args.chunk_cells);
+    const uint2 range = hidden ? hidden_range(hidden, chunk*args.chunk_cells, end, m.kinds + 4) : make_uint2(~0u, 0);
     // The first tile from `cell` on that a row sees; a barrier for all.
     const auto visible_from = [&](uint cell) {
         for (; cell < end; cell += CELLS) {
-            const uint gone[2] = { hidden ? hidden[cell/32] : 0, hidden ? hidden[cell/32 + 1] : 0 };
+            const bool look = cell + CELLS > range.x && cell < range.y;
+            const uint gone[2] = { look ? hidden[cell/32] : 0, look ? hidden[cell/32 + 1] : 0 };
             bool any = !p.mask && (gone[0] & gone[1]) != ~0u;
             // Heads of a token share a mask, mostly: the row of its first head stands for all.
             const uint step = args.mask_rows[0] == 1 ? heads_per_kv : 1;
@@ -289,7 +291,7 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
                 masked[i/BLOCKS][i % BLOCKS] = two_masks(p, mask_at[i/BLOCKS], cell + 16*t + i % BLOCKS*2, end, mask_is_whole);
             }
         }
-        if (hidden) {
+        if (cell + CELLS > range.x && cell < range.y) {
             // -inf, or not a number: hidden both.
             const uint gone = hidden[(cell + 16*t)/32] >> 16*(t % 2);
 #pragma unroll

@@ -41,7 +41,7 @@ struct tile_memory {
     float *  slopes;      // [row]
     uint *   masks;       // [row]: where its mask begins
     float *  k_levels, * v_levels; // [16]
-    uint *   live;        // [2]: cells that somebody sees, a bit each
+    uint *   live;        // [2]: cells that somebody sees, a bit each; then two words of hidden cells
     uint *   k_pairs, * v_pairs;   // [256]: two levels of 4 bits as halves, of V by the unit of scales
     uint8_t * k_raw, * v_raw;      // [cell][raw_step]: rows as they are stored
 };
@@ -139,10 +139,12 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
     }
     const uint end = min(args.cells, (chunk + 1)*args.chunk_cells);
 
+    const uint2 range = hidden ? hidden_range(hidden, chunk*args.chunk_cells, end, m.live + 2) : make_uint2(~0u, 0);
     // The first tile from `cell` on that a row sees; a barrier for all.
     const auto visible_from = [&](uint cell) {
         for (; cell < end; cell += CELLS) {
-            const uint gone[2] = { hidden ? hidden[cell/32] : 0, hidden ? hidden[cell/32 + 1] : 0 };
+            const bool look = cell + CELLS > range.x && cell < range.y;
+            const uint gone[2] = { look ? hidden[cell/32] : 0, look ? hidden[cell/32 + 1] : 0 };
             bool any = !p.mask && (gone[0] & gone[1]) != ~0u;
             // Heads of a token share a mask, mostly: the row of its first head stands for all.
             const uint step = args.mask_rows[0] == 1 ? heads_per_kv : 1;
@@ -184,7 +186,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
             bias[n][0] = bias_at(p, at, cell + lane, end);
             bias[n][1] = bias_at(p, at, cell + 32 + lane, end);
         }
-        if (hidden) {
+        if (cell + CELLS > range.x && cell < range.y) {
             const bool gone[2] = { (hidden[cell/32] >> lane & 1) != 0, (hidden[cell/32 + 1] >> lane & 1) != 0 };
 #pragma unroll
             for (uint n = 0; n < 8*MB; ++n) {

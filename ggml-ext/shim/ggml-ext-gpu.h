@@ -194,8 +194,11 @@ inline std::string refuse_pieces(const ggml_tensor * t) {
 inline std::string refuse_recent(const ggml_tensor * op) {
     const ggml_tensor * k = op->src[1], * v = op->src[2], * cells = op->src[SRC_CELLS];
     const ggml_tensor * kw = op->src[SRC_WINDOW_K], * kb = op->src[SRC_BATCH_K];
-    if (!kw || !op->src[SRC_WINDOW_V] || !cells || (kb == nullptr) != (op->src[SRC_BATCH_V] == nullptr)) {
-        return "precise rows of one side alone, or without their cells";
+    for (int i = SRC_WINDOW_K; i <= SRC_BATCH_V; i++) {
+        const bool needed = i <= SRC_CELLS || op->src[SRC_BATCH_K] || op->src[SRC_BATCH_V];
+        if (needed && !op->src[i]) {
+            return "precise rows without src[" + std::to_string(i) + "]";
+        }
     }
     for (int i : { SRC_WINDOW_K, SRC_BATCH_K }) {
         for (int side : { 0, 1 }) {
@@ -207,7 +210,7 @@ inline std::string refuse_recent(const ggml_tensor * op) {
                 return std::string("precise rows of ") + ggml_type_name(t->type) + " beside rows of " + ggml_type_name(main->type);
             }
             if (t->ne[0] != main->ne[0] || t->ne[1] != op->src[i]->ne[1] || t->ne[1] < 1 || t->ne[1] >= 1 << 24 || t->ne[2] != main->ne[2] || t->ne[3] != main->ne[3]) {
-                return "precise rows whose shape is not that of K and V";
+                return "precise rows in src[" + std::to_string(i + side) + "] whose shape is not that of K and V";
             }
             const std::string why = refuse_pieces(t);
             if (!why.empty()) {

@@ -2,6 +2,7 @@
 
 #include "../ops/attention_case.h"
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -284,6 +285,48 @@ void flipped_bits() {
     }
 }
 
+using Refused = std::function<void(const std::string & what, const ggml_tensor * op, const std::string & why)>;
+
+// An attention with precise rows, wrong in one way: turn 0 in none.
+void precise_reasons(int turn, const Refused & refused) {
+    Graph g;
+    ggml_context * ctx = g.ctx();
+    const ggml_type srft8 = type_for("srft8", 128), srft4 = type_for("srft4", 128);
+    ggml_tensor * q = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 128, 1, 4, 1);
+    ggml_tensor * k = ggml_new_tensor_4d(ctx, srft4, 128, 64, 2, 1);
+    ggml_tensor * op = ggml_flash_attn_ext(ctx, q, k, k, nullptr, 1.0f, 0.0f, 0.0f);
+    op->src[5] = op->src[6] = ggml_new_tensor_4d(ctx, srft8, 128, 8, 2, 1);
+    op->src[8] = op->src[9] = ggml_new_tensor_4d(ctx, srft8, 128, 3, 2, 1);
+    op->src[7] = ggml_new_tensor_2d(ctx, GGML_TYPE_I64, 11, 1);
+    if (turn == 0) {
+        if (begin_case("precise rows are served")) {
+            check(Graph::supports(op), "as they should be");
+        }
+    } else if (turn <= 5) {
+        const int src = 4 + turn;
+        op->src[src] = nullptr;
+        refused("precise rows without source " + std::to_string(src), op, "without src[" + std::to_string(src) + "]");
+    } else {
+        const auto with = [&](const char * what, int src, ggml_type type, std::vector<int64_t> ne, const char * why) {
+            ne.resize(4, 1);
+            op->src[src] = ggml_new_tensor(ctx, type, 4, ne.data());
+            refused(what, op, why);
+        };
+        switch (turn) {
+            case 6:  return with("a window of srft4", 5, srft4, { 128, 8, 2 }, "precise rows of srft4_128");
+            case 7:  return with("a window of f16 beside srft4", 6, GGML_TYPE_F16, { 128, 8, 2 }, "precise rows of f16");
+            case 8:  return with("a window of another head size", 5, type_for("srft8", 64), { 64, 8, 2 }, "precise rows of srft8_64");
+            case 9:  return with("a window of more rows on one side", 6, srft8, { 128, 9, 2 }, "src[6] whose shape");
+            case 10: return with("a batch of other heads", 8, srft8, { 128, 3, 1 }, "src[8] whose shape");
+            case 11: return with("cells of i32", 7, GGML_TYPE_I32, { 11 }, "not i64");
+            case 12: return with("cells for the window alone", 7, GGML_TYPE_I64, { 8 }, "number of cells");
+            default: break;
+        }
+        op->src[6] = ggml_permute(ctx, ggml_new_tensor_4d(ctx, srft8, 128, 2, 8, 1), 1, 2, 0, 3);
+        check(!Graph::supports(op), "a window that is turned");
+    }
+}
+
 void reasons() {
     const Device device(gpu.backend);
     const auto refused = [](const std::string & what, const ggml_tensor * op, const std::string & why) {
@@ -315,31 +358,9 @@ void reasons() {
     scale->src[0] = k;
     refused("SCALE", scale, std::string("no ") + gpu.name + " kernel for this op");
 
-    // precise rows
-    const auto attention = [&](int src, ggml_tensor * other) {
-        ggml_tensor * op = ggml_flash_attn_ext(ctx, q, k, k, nullptr, 1.0f, 0.0f, 0.0f);
-        const ggml_type srft8 = type_for("srft8", 128);
-        op->src[5] = op->src[6] = ggml_new_tensor_4d(ctx, srft8, 128, 8, 2, 1);
-        op->src[8] = op->src[9] = ggml_new_tensor_4d(ctx, srft8, 128, 3, 2, 1);
-        op->src[7] = ggml_new_tensor_2d(ctx, GGML_TYPE_I64, 11, 1);
-        op->src[src] = other;
-        return op;
-    };
-    if (begin_case("precise rows are served")) {
-        check(Graph::supports(attention(0, q)), "as they should be");
+    for (int src = 0; src < 14; src++) {
+        precise_reasons(src, refused);
     }
-    ggml_tensor * wide = ggml_new_tensor_4d(ctx, type_for("srft8", 64), 64, 8, 2, 1), * many = ggml_new_tensor_4d(ctx, type_for("srft8", 128), 128, 9, 2, 1);
-    for (int i : { 5, 6, 7, 8, 9 }) {
-        refused("precise rows without source " + std::to_string(i), attention(i, nullptr), "without their cells");
-    }
-    refused("a window of srft4", attention(5, ggml_new_tensor_4d(ctx, srft4, 128, 8, 2, 1)), "precise rows of srft4_128");
-    refused("a window of f16 beside srft4", attention(6, ggml_new_tensor_4d(ctx, GGML_TYPE_F16, 128, 8, 2, 1)), "precise rows of f16");
-    refused("a window of another head size", attention(5, wide), "precise rows of srft8_64");
-    refused("a window of other rows on one side", attention(6, many), "shape");
-    refused("a batch of other heads", attention(8, ggml_new_tensor_4d(ctx, type_for("srft8", 128), 128, 3, 1, 1)), "shape");
-    refused("cells of i32", attention(7, ggml_new_tensor_2d(ctx, GGML_TYPE_I32, 11, 1)), "not i64");
-    refused("cells for the window alone", attention(7, ggml_new_tensor_2d(ctx, GGML_TYPE_I64, 8, 1)), "number of cells");
-    refused("cells of two streams", attention(7, ggml_new_tensor_2d(ctx, GGML_TYPE_I64, 11, 2)), "number of cells");
 }
 
 }  // namespace
