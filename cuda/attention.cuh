@@ -125,6 +125,11 @@ static inline bool mask_is_small(const kv_cuda_attention & op) {
     return ((uint64_t) a.tokens*a.mask_nb[0] + a.mask_rows[0]*a.mask_nb[1] + a.mask_rows[1]*a.mask_nb[2]) >> 32 == 0;
 }
 
+// A kernel may take all the shared memory that there is. Not less: in a captured graph the last word counts for all launches.
+template <typename Kernel> static cudaError_t allow_shared(Kernel kernel, const kv_cuda_split & split) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) split.shared_limit);
+}
+
 // Queries into K's domain, as halves.
 cudaError_t launch_queries(const attn_params & p, cudaStream_t stream);
 // Chunks to results: sinks, 1/sum, R^-1.

@@ -77,6 +77,7 @@ struct kv_cuda_split {
     uint32_t chunk_cells;
     uint32_t chunks;
     size_t   shared_bytes;
+    size_t   shared_limit; // the device's
 };
 
 struct kv_cuda_plan {

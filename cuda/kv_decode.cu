@@ -70,6 +70,7 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
     }
     plan.chunks       = divided(op.args.cells, plan.chunk_cells);
     plan.shared_bytes = choice.shared_bytes;
+    plan.shared_limit = device.shared_bytes;
     return true;
 }
 
@@ -77,7 +78,7 @@ cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, cud
     const uint rows = p.args.heads/p.args.kv_heads*p.args.tokens;
     const decode_choice choice = choice_of(p.k_kind, p.v_kind, p.k_size, rows);
     const auto kernel = p.columns ? choice.recent : choice.kernel;
-    const cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) plan.shared_bytes);
+    const cudaError_t err = allow_shared(kernel, plan);
     if (err != cudaSuccess) {
         return err;
     }

@@ -474,6 +474,7 @@ bool plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, k
         const uint wanted = divided(2*device.sms, blocks), most = divided(op.args.cells, 4*CELLS);
         const uint chunks = wanted < most ? wanted : most;
         plan.prefill     = true;
+        plan.shared_limit = device.shared_bytes;
         plan.row_blocks  = (int) warps;
         plan.chunk_cells = divided(divided(op.args.cells, chunks ? chunks : 1), CELLS)*CELLS;
         plan.chunks      = divided(op.args.cells, plan.chunk_cells);
@@ -486,7 +487,7 @@ cudaError_t launch_prefill(const attn_params & p, const kv_cuda_split & plan, cu
     const uint rows = p.args.heads/p.args.kv_heads*p.args.tokens, warps = (uint) plan.row_blocks;
     const uint k_width = width_of(p.k_kind, p.k_size), v_width = width_of(p.v_kind, p.v_size);
     const prefill_kernel kernel = kernel_of(warps, KV_KIND_IS_DELTA(p.k_kind), k_width, v_width);
-    const cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) plan.shared_bytes);
+    const cudaError_t err = allow_shared(kernel, plan);
     if (err != cudaSuccess) {
         return err;
     }

@@ -443,6 +443,7 @@ void plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_c
         }
     }
     const size_t raw = CELLS*(raw_step_of(op.k_bytes) + raw_step_of(op.v_bytes));
+    plan.shared_limit = device.shared_bytes;
     plan.staged = plan.shared_bytes + raw <= device.shared_bytes;
     plan.shared_bytes += plan.staged ? raw : 0;
     const uint blocks = divided(rows, 16*plan.row_blocks)*op.args.kv_heads*op.args.streams;
@@ -459,7 +460,7 @@ cudaError_t launch_tile(const attn_params & p, const kv_cuda_split & plan, cudaS
         if (i.row_blocks != plan.row_blocks || i.slabs != plan.slabs) {
             continue;
         }
-        const cudaError_t err = cudaFuncSetAttribute(i.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) plan.shared_bytes);
+        const cudaError_t err = allow_shared(i.kernel, plan);
         if (err != cudaSuccess) {
             return err;
         }
