@@ -117,6 +117,20 @@ struct ggml_ext_tensor {
     struct ggml_ext_view view;
 };
 
+// Precise rows of recent cells, as further sources of an attention.
+struct ggml_ext_recent_rows {
+    // [dk, slots, n_head_kv, ne3]
+    struct ggml_ext_tensor k;
+    // [dv, slots, n_head_kv, ne3]
+    struct ggml_ext_tensor v;
+    // i64 [slots + tokens, ne3]: the cell of each column
+    struct ggml_ext_tensor cells;
+    // [dk, tokens, n_head_kv, ne3] of the batch, or NULL
+    const struct ggml_ext_tensor *batch_k;
+    // [dv, tokens, n_head_kv, ne3] of the batch, or NULL
+    const struct ggml_ext_tensor *batch_v;
+};
+
 // FLASH_ATTN_EXT.
 struct ggml_ext_attention {
     // f32 or f16 [dk, n_q, n_head, ne3]
@@ -131,6 +145,8 @@ struct ggml_ext_attention {
     const struct ggml_ext_tensor *mask;
     // f32 [n_head], or NULL
     const struct ggml_ext_tensor *sinks;
+    // Precise rows of recent cells, or NULL
+    const struct ggml_ext_recent_rows *recent;
     // Multiplies the scores.
     float scale;
     // ALiBi.
@@ -255,6 +271,19 @@ void ggml_ext_idle_parts(int32_t id, const uint8_t *layers, int32_t n_layer, cha
 // layer at a higher type, the message says why and what it costs; otherwise it is empty. `side` is 'k' or 'v'.
 // Safety: `layer` is NULL or a description with arrays as long as said; `message` is NULL or has room for `size` bytes.
 int32_t ggml_ext_resolve(int32_t id, char side, const struct ggml_ext_layer *layer, char *message, size_t size);
+
+// Cells that a cache of these types keeps as precise rows too: 128 of a sequence, at most one in 16, unless a spec says
+// another number ("srft4,recent=64"). `cells` of a stream, which so many sequences share; `window`: cells that a layer looks back
+// at, 0 for all.
+uint32_t ggml_ext_recent_slots(int32_t type_k, int32_t type_v, uint32_t cells, uint32_t sequences, uint32_t window);
+
+// Does a spec of either side ask for precise rows by number?
+bool ggml_ext_recent_named(int32_t type_k, int32_t type_v);
+
+// The types of the precise rows of a layer whose tensors have these types; `type_v` is -1 where there is no V, and so is
+// `recent_v` then. False where neither side gains by them.
+// Safety: The pointers are NULL or places to write to.
+bool ggml_ext_recent_types(int32_t type_k, int32_t type_v, int32_t *recent_k, int32_t *recent_v);
 
 // Encodes rows of a concrete type: n is a multiple of the head size. False (nothing written) for other ids or sizes.
 // Where cells are coded together, the rows are those of one head in consecutive cells from the beginning of a group.
@@ -436,6 +465,9 @@ bool ggml_ext_state_recode(int32_t id,
     X(ggml_ext_check_cache) \
     X(ggml_ext_idle_parts) \
     X(ggml_ext_resolve) \
+    X(ggml_ext_recent_slots) \
+    X(ggml_ext_recent_named) \
+    X(ggml_ext_recent_types) \
     X(ggml_ext_encode) \
     X(ggml_ext_encode_ref) \
     X(ggml_ext_decode) \

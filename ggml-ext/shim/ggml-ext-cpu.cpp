@@ -97,11 +97,14 @@ ggml_ext_tensor describe(const ggml_tensor * t) {
     return res;
 }
 
-// FLASH_ATTN_EXT as the library sees it. `mask` and `sinks` point into the object, so it stays where it is.
+// FLASH_ATTN_EXT as the library sees it. `op` points into the object, so it stays where it is.
 struct attention {
-    ggml_ext_tensor    mask  = {};
-    ggml_ext_tensor    sinks = {};
-    ggml_ext_attention op    = {};
+    ggml_ext_tensor      mask    = {};
+    ggml_ext_tensor      sinks   = {};
+    ggml_ext_tensor      batch_k = {};
+    ggml_ext_tensor      batch_v = {};
+    ggml_ext_recent_rows recent  = {};
+    ggml_ext_attention   op      = {};
 
     explicit attention(const ggml_tensor * t) {
         op.q   = describe(t->src[0]);
@@ -115,6 +118,21 @@ struct attention {
         if (t->src[4]) {
             sinks    = describe(t->src[4]);
             op.sinks = &sinks;
+        }
+        // precise rows of recent cells (ggml-ext-recent.h)
+        if (t->src[5]) {
+            recent.k     = describe(t->src[5]);
+            recent.v     = describe(t->src[6]);
+            recent.cells = describe(t->src[7]);
+            op.recent    = &recent;
+            if (t->src[8]) {
+                batch_k        = describe(t->src[8]);
+                recent.batch_k = &batch_k;
+            }
+            if (t->src[9]) {
+                batch_v        = describe(t->src[9]);
+                recent.batch_v = &batch_v;
+            }
         }
         memcpy(&op.scale,         (const float *) t->op_params + 0, sizeof(float));
         memcpy(&op.max_bias,      (const float *) t->op_params + 1, sizeof(float));
@@ -152,7 +170,9 @@ bool serves(const ggml_tensor * op) {
     };
     switch (op->op) {
         case GGML_OP_FLASH_ATTN_EXT:
-            return sources(3) && (ggml_ext_is_ours(op->src[1]->type) || ggml_ext_is_ours(op->src[2]->type));
+            // of precise rows, K, V and their cells, or none
+            return sources(3) && (ggml_ext_is_ours(op->src[1]->type) || ggml_ext_is_ours(op->src[2]->type)) &&
+                   !op->src[5] == !op->src[6] && !op->src[5] == !op->src[7] && (op->src[5] || (!op->src[8] && !op->src[9]));
         case GGML_OP_SET_ROWS:
             return sources(2) && ggml_ext_is_ours(op->type);
         case GGML_OP_MUL_MAT:

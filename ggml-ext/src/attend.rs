@@ -97,6 +97,7 @@ pub fn attend(
         dst: dense(0, 4, out.as_mut_ptr().cast(), [v.head_size(), query_heads, n]),
         mask: mask.as_ref(),
         sinks: sinks.as_ref(),
+        recent: None,
         scale: options.scale.unwrap_or(1.0 / (k.head_size() as f32).sqrt()),
         max_bias: options.max_bias,
         logit_softcap: options.softcap,

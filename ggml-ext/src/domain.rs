@@ -25,6 +25,23 @@ pub enum Domain {
 }
 
 impl Domain {
+    /// Are rows of the other stored in the same space?
+    pub fn is(self, other: Domain) -> bool {
+        match (self, other) {
+            (Domain::Plain, Domain::Plain) => true,
+            (Domain::Rotated(a), Domain::Rotated(b)) => std::ptr::eq(a, b),
+            _ => false,
+        }
+    }
+
+    /// Can a sum of rows of the other be added to the first values of a sum of these?
+    pub fn takes(self, other: Domain) -> bool {
+        match (self, other) {
+            (Domain::Both(a, _), Domain::Rotated(b)) => std::ptr::eq(a, b),
+            _ => self.is(other),
+        }
+    }
+
     /// From a head of the model to what it is compared with; values beyond it become zero.
     ///
     /// # Safety

@@ -82,7 +82,8 @@ pub fn check_set_rows(dst: &Tensor, src: &Tensor, rows: &Tensor) -> Result<Concr
     Ok(c)
 }
 
-/// dst row rows[i] = encode(src row i). Nothing is written where a row is not there.
+/// dst row rows[i] = encode(src row i). Nothing is written where a row is not there; -1 leaves a row out, where rows stand
+/// alone.
 ///
 /// # Safety
 /// Memory is as described.
@@ -112,26 +113,29 @@ pub unsafe fn set_rows(
     let target = |[i1, i2, i3]: [usize; 3]| {
         // SAFETY: within the indices, which broadcast.
         let target = unsafe { index(rows, index_bytes, [i1, i2 % rows.n(1), i3 % rows.n(2)]) };
+        if target == -1 && format.grouped().is_none() {
+            return Ok(None);
+        }
         let found = usize::try_from(target).ok().filter(|&t| t < dst.n(1));
-        found.ok_or_else(|| format!("SET_ROWS to row {target} of a cache of {}", dst.n(1)))
+        found.map(Some).ok_or_else(|| format!("SET_ROWS to row {target} of a cache of {}", dst.n(1)))
     };
     (0..rows_of_src).try_for_each(|row| target(place(row)).map(drop))?;
     // Row `row` of the source, one head of it: where its values are, and where they go. The indices are looked at again:
     // they may lie in what is written.
     let find = |row: usize, head: usize| {
         let at @ [i1, i2, i3] = place(row);
-        let target = target(at)?;
+        let Some(target) = target(at)? else { return Ok(None) };
         // SAFETY: indices within the shapes.
         unsafe {
             let from = src.row(i1, i2, i3).add(head * c.head_size * src.nb[0]);
-            Ok::<_, String>((from, dst.row(target, i2, i3).add(head * c.row_bytes())))
+            Ok::<_, String>(Some((from, dst.row(target, i2, i3).add(head * c.row_bytes()))))
         }
     };
     let values = &mut values[..c.head_size];
     match format.grouped() {
         None => {
             for unit in share(rows_of_src * heads, ith, nth) {
-                let (from, to) = find(unit / heads, unit % heads)?;
+                let Some((from, to)) = find(unit / heads, unit % heads)? else { continue };
                 // SAFETY: the row of one head; kernels run on the CPU they were chosen for.
                 unsafe {
                     read_floats(kind, from, src.nb[0], values);
@@ -142,7 +146,7 @@ pub unsafe fn set_rows(
         Some(f) => {
             let (layout, mut walker) = (GroupLayout::of(dst, f)?, Walker::new(f, kernels));
             for unit in 0..heads * rows_of_src {
-                let (from, to) = find(unit % rows_of_src, unit / rows_of_src)?;
+                let Some((from, to)) = find(unit % rows_of_src, unit / rows_of_src)? else { continue };
                 let (place, lane) = layout.place(to);
                 if lane % nth == ith {
                     // SAFETY: the row of one head, of a lane that is this thread's alone.

@@ -8,11 +8,12 @@ use std::path::Path;
 use cbindgen::{Bindings, Builder, Config, DocumentationStyle, ItemType, Language, Style};
 
 /// Where structs and functions of the boundary are, in the order of the header.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "ffi/types.rs",
     "ffi/cache.rs",
     "tensor.rs",
     "ffi/rows.rs",
+    "attention/recent.rs",
     "attention/mod.rs",
     "ffi/attention.rs",
     "state.rs",
@@ -20,11 +21,12 @@ const SOURCES: [&str; 8] = [
 ];
 
 /// Names of Rust's that are others in C.
-const NAMES: [(&str, &str); 10] = [
+const NAMES: [(&str, &str); 11] = [
     ("CType", "ggml_ext_type"),
     ("CLayer", "ggml_ext_layer"),
     ("Tensor", "ggml_ext_tensor"),
     ("View", "ggml_ext_view"),
+    ("RecentRows", "ggml_ext_recent_rows"),
     ("AttentionOp", "ggml_ext_attention"),
     ("CStateLayer", "ggml_ext_state_layer"),
     ("Range", "ggml_ext_state_range"),

@@ -179,6 +179,7 @@ impl Attention {
             dst: tensor(F32, 4 * size, [size, group, queries, 1], self.out.as_mut_ptr().cast()),
             mask: Some(&mask),
             sinks: None,
+            recent: None,
             scale: 1.0 / (size as f32).sqrt(),
             max_bias: 0.0,
             logit_softcap: 0.0,

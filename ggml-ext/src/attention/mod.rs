@@ -11,12 +11,16 @@
 //! ([`tile`]). Cells go by in blocks of 64 with an online softmax; a block that the mask hides from every row is never
 //! read, and V of a block is not read when every weight in it is zero.
 //!
+//! Where a cell has a precise row beside its own, that one is read ([`recent`]): such rows are further blocks, behind those of
+//! the cells.
+//!
 //! Query rows and cells are divided over threads ([`split`]); where several threads have the same rows and different cells,
 //! their partial (max, sum, vector) triples are merged. Who does what depends on shapes and the number of threads alone,
 //! so the same call gives the same bits.
 
 mod memory;
 mod queries;
+mod recent;
 mod run;
 mod scores;
 pub(crate) mod side;
@@ -31,11 +35,13 @@ use crate::isa::{self, Kernels, CELLS};
 use crate::room::Room;
 use crate::tensor::Tensor;
 use memory::BlockShape;
-use queries::QueryRows;
+use queries::{same_form, QueryRows};
+use recent::{ColumnBlock, Recent};
 use side::KvSide;
 use split::{SharedPanel, Split, TileRows, Work};
 use tile::{RowState, Scratch, Tile, TileShape};
 
+pub use recent::RecentRows;
 pub use run::{run, step, work_size};
 pub use scores::{check_mul_mat, mul_mat};
 
@@ -55,6 +61,8 @@ pub struct AttentionOp<'a> {
     pub mask: Option<&'a Tensor>,
     /// f32 [n_head], or NULL
     pub sinks: Option<&'a Tensor>,
+    /// Precise rows of recent cells, or NULL
+    pub recent: Option<&'a RecentRows<'a>>,
     /// Multiplies the scores.
     pub scale: f32,
     /// ALiBi.
@@ -75,6 +83,7 @@ pub struct Attention<'a> {
     v: KvSide,
     mask: Option<&'a Tensor>,
     sinks: Option<&'a Tensor>,
+    recent: Option<Recent>,
     /// Query heads that share a KV head.
     heads_per_kv: usize,
     kernels: &'static Kernels,
@@ -167,7 +176,8 @@ impl<'a> Attention<'a> {
             )?;
             s.check("the sinks")?;
         }
-        Ok(Attention { op, k: k_side, v: v_side, mask, sinks, heads_per_kv: q.n(2) / k.n(2), kernels })
+        let recent = op.recent.map(|rows| Recent::new(rows, &k_side, &v_side, [k, v])).transpose()?;
+        Ok(Attention { op, k: k_side, v: v_side, mask, sinks, recent, heads_per_kv: q.n(2) / k.n(2), kernels })
     }
 
     /// Is the memory of all tensors there?
@@ -175,7 +185,9 @@ impl<'a> Attention<'a> {
         let AttentionOp { q, k, v, dst, .. } = self.op;
         let tensors = [(q, "the queries"), (k, "K"), (v, "V"), (dst, "the result")].map(|(t, name)| (Some(t), name));
         let others = [(self.mask, "the mask"), (self.sinks, "the sinks")];
-        tensors.iter().chain(&others).try_for_each(|(t, name)| t.map_or(Ok(()), |t| t.check_data(name)))
+        let recent = self.op.recent.map(RecentRows::tensors).into_iter().flatten();
+        let all = tensors.into_iter().chain(others).chain(recent);
+        all.into_iter().try_for_each(|(t, name)| t.map_or(Ok(()), |t| t.check_data(name)))
     }
 
     fn queries(&self) -> usize {
@@ -208,17 +220,36 @@ impl<'a> Attention<'a> {
             rows: self.rows(),
             most_rows: (0..=MOST_ROWS.ilog2()).map(|n| MOST_ROWS >> n).find(fits).unwrap_or(1),
             tokens: self.queries(),
-            cells: self.k.cells(),
+            cells: self.recent.as_ref().map_or(self.k.cells(), |r| (self.cell_blocks() + r.blocks()) * CELLS),
             masked: self.mask.is_some(),
         };
         Split::new(work, threads)
     }
 
+    /// Blocks of cells; those of precise rows come behind them.
+    fn cell_blocks(&self) -> usize {
+        self.k.cells().div_ceil(CELLS)
+    }
+
+    /// The columns of a block, where it is one of precise rows.
+    fn columns(&self, block: usize) -> Option<ColumnBlock<'_>> {
+        let past = block.checked_sub(self.cell_blocks())?;
+        self.recent.as_ref().map(|r| r.block(past))
+    }
+
+    /// The keys of precise rows, where queries for them have a form of their own.
+    fn recent_keys(&self) -> Option<&KvSide> {
+        self.recent.as_ref().map(|r| &r.parts()[0].k).filter(|k| !same_form(k, &self.k))
+    }
+
     /// `rows`: query rows of a tile.
     fn tile_shape(&self, rows: usize) -> TileShape {
+        let recent = self.recent.iter().flat_map(|r| r.parts()).flat_map(|p| [&p.k, &p.v]);
+        let sides = || [&self.k, &self.v].into_iter().chain(recent.clone());
         let block =
-            BlockShape { width: self.k.width.max(self.v.width), floats: !(self.k.has_levels() && self.v.has_levels()) };
-        TileShape { rows, v: self.v.width, query_bytes: QueryRows::bytes(&self.k, rows), block }
+            BlockShape { width: sides().map(|s| s.width).max().unwrap_or(0), floats: !sides().all(KvSide::has_levels) };
+        let keys = std::iter::once(&self.k).chain(self.recent_keys());
+        TileShape { rows, v: self.v.width, query_bytes: keys.map(|k| QueryRows::bytes(k, rows)).sum(), block }
     }
 
     /// f32 values of a partial result of one query row: maximum, sum, vector.
@@ -250,7 +281,7 @@ impl<'a> Attention<'a> {
     /// # Safety
     /// The tensors hold what their shapes say; `work` has work_size(nth) bytes, shared by all threads.
     pub unsafe fn compute(&self, ith: usize, nth: usize, work: *mut u8) {
-        let (split, cells) = (self.split(nth), self.k.cells());
+        let split = self.split(nth);
         let layout = self.layout(&split);
         let tile = layout.tile;
         if ith >= split.threads() {
@@ -259,7 +290,8 @@ impl<'a> Attention<'a> {
         // SAFETY: each thread that has a share has its own part of the work buffer.
         unsafe {
             let memory = layout.thread(work, ith);
-            let mut scratch = Scratch::new(tile, memory);
+            let hidden = self.recent.as_ref().map_or_else(Vec::new, |r| r.hidden(self.k.cells()));
+            let mut scratch = Scratch::new(tile, memory, hidden);
             let tile_memory = |i: usize| memory.add(tile.scratch_bytes() + i * tile.tile_bytes());
             for piece in split.pieces(ith) {
                 let mut tiles: Vec<Tile> = (0..)
@@ -269,9 +301,8 @@ impl<'a> Attention<'a> {
                 // All KV heads of the panel take a block before the next one is touched: heads lie side by side in a
                 // cell, so each line of the cache is read from memory once.
                 for block in split.blocks(&piece) {
-                    let first = block * CELLS;
                     for tile in &mut tiles {
-                        tile.attend(first, CELLS.min(cells - first), &mut scratch);
+                        tile.attend(block, &mut scratch);
                     }
                 }
                 for (i, t) in tiles.iter_mut().enumerate() {
@@ -410,11 +441,11 @@ impl<'a> Attention<'a> {
         (-bias / base as f32).exp2().powi(power as i32)
     }
 
-    /// The mask row of a token and head from cell `first` on.
-    unsafe fn mask_row(&self, token: usize, head: usize, stream: usize, first: usize) -> Option<*const u8> {
+    /// The mask row of a token and head.
+    unsafe fn mask_row(&self, token: usize, head: usize, stream: usize) -> Option<*const u8> {
         let m = self.mask?;
         // SAFETY: checked by new; dimensions 2 and 3 repeat.
-        Some(unsafe { m.row(token, head % m.n(2), stream % m.n(3)).add(2 * first) })
+        Some(unsafe { m.row(token, head % m.n(2), stream % m.n(3)).cast_const() })
     }
 
     /// Sinks, normalization, rotation back, result.

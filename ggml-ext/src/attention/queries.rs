@@ -14,6 +14,7 @@ pub(super) const MANY_ROWS: usize = 12;
 
 /// Query rows of one KV head.
 pub(super) struct QueryRows<'a> {
+    /// What they are shaped for: it is scored, or another that has its form.
     k: &'a KvSide,
     kernels: &'static Kernels,
     /// What scores are multiplied by.
@@ -24,6 +25,12 @@ pub(super) struct QueryRows<'a> {
     /// Rows of `table_len`.
     tables: *mut f32,
     table_len: usize,
+}
+
+/// Is a query for one the same as for the other?
+pub(super) fn same_form(a: &KvSide, b: &KvSide) -> bool {
+    let by_levels = |k: &KvSide| k.has_levels() && matches!(k.scorer, Scorer::Levels);
+    by_levels(a) && by_levels(b) && a.width == b.width && a.scale_group() == b.scale_group() && a.domain.is(b.domain)
 }
 
 fn table_len(k: &KvSide) -> usize {
@@ -91,12 +98,13 @@ impl<'a> QueryRows<'a> {
         }
     }
 
-    /// Scores of cells by the first `rows` rows: `out[r][c]`, rows of CELLS. `many`: the op has many query rows.
+    /// Scores of cells of `k` by the first `rows` rows: `out[r][c]`, rows of CELLS. `many`: the op has many query rows.
     ///
     /// # Safety
-    /// The rows are set; K has these cells, a block or what there is of one; `room` is as wide as K.
-    pub unsafe fn score(&self, cells: Cells, rows: usize, many: bool, room: &BlockRoom, out: *mut f32) {
-        let (k, kernels) = (self.k, self.kernels);
+    /// The rows are set, for this side or one of its form; it has these cells, a block or what there is of one; `room` is as
+    /// wide as it.
+    pub unsafe fn score(&self, k: &KvSide, cells: Cells, rows: usize, many: bool, room: &BlockRoom, out: *mut f32) {
+        let kernels = self.kernels;
         let q = Matrix(self.floats, k.width);
         // SAFETY: the caller's promise.
         unsafe {

@@ -128,6 +128,7 @@ mod tests {
             dst: dense(0, 4, out.as_mut_ptr().cast(), [64, 2, 1]),
             mask: None,
             sinks: None,
+            recent: None,
             scale: 0.125,
             max_bias: 0.0,
             logit_softcap: 0.0,

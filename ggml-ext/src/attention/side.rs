@@ -147,6 +147,11 @@ impl KvSide {
         })
     }
 
+    /// Are cells coded together?
+    pub fn is_grouped(&self) -> bool {
+        self.grouped.is_some()
+    }
+
     /// Cells.
     pub fn cells(&self) -> usize {
         self.tensor.n(1)

@@ -3,6 +3,8 @@
 use crate::codec::RowFormat;
 use std::rc::Rc;
 
+mod recent;
+
 use super::*;
 use crate::groups::{GroupLayout, Walker};
 use crate::isa::tests::{others, stepped, tried};
@@ -142,7 +144,7 @@ fn float_tensor(data: &[f32], ne: [usize; 4]) -> Tensor {
 
 /// An op without mask, sinks, bias or cap.
 fn plain_op([q, k, v, dst]: [Tensor; 4], scale: f32) -> AttentionOp<'static> {
-    AttentionOp { q, k, v, dst, mask: None, sinks: None, scale, max_bias: 0.0, logit_softcap: 0.0 }
+    AttentionOp { q, k, v, dst, mask: None, sinks: None, recent: None, scale, max_bias: 0.0, logit_softcap: 0.0 }
 }
 
 /// What one query of KV head 0 gives in f64: the first `size` values of the rows of `v` in these cells, weighted.
@@ -245,6 +247,7 @@ struct Trial {
     q: Vec<f32>,
     mask: Vec<f16>,
     sinks: Vec<f32>,
+    recent: Option<recent::Columns>,
 }
 
 impl Trial {
@@ -275,7 +278,7 @@ impl Trial {
             }
         }
         let sinks = (0..heads).map(|h| h as f32 * 0.3 - 0.5).collect();
-        Trial { case, rows, q, mask, sinks }
+        Trial { case, rows, q, mask, sinks, recent: None }
     }
 
     fn heads(&self) -> usize {
@@ -288,9 +291,11 @@ impl Trial {
 
     /// The op's result: \[queries]\[heads] rows.
     fn attend(&self, kernels: &'static Kernels, threads: usize) -> Vec<f32> {
-        let Trial { case, rows, q, mask, sinks } = self;
+        let Trial { case, rows, q, mask, sinks, recent } = self;
         let (k, v, _) = &**rows;
         let heads = self.heads();
+        let batch = recent.as_ref().and_then(recent::Columns::batch);
+        let recent = recent.as_ref().map(|r| r.rows(batch.as_ref()));
         let dst = vec![7.0f32; case.v_size * heads * case.queries];
         let mask_tensor = Tensor {
             kind: 1,
@@ -308,6 +313,7 @@ impl Trial {
             dst: float_tensor(&dst, [case.v_size, heads, case.queries, 1]),
             mask: case.masked.then_some(&mask_tensor),
             sinks: case.sinks.then_some(&sinks_tensor),
+            recent: recent.as_ref(),
             scale: self.scale(),
             max_bias: case.max_bias,
             logit_softcap: case.softcap,
@@ -325,7 +331,7 @@ impl Trial {
     }
 
     fn exact_row(&self, t: usize, h: usize) -> Option<Vec<f64>> {
-        let Trial { case, rows, q, mask, sinks } = self;
+        let Trial { case, rows, q, mask, sinks, .. } = self;
         let (k, v, _) = &**rows;
         let query = &q[(h * case.queries + t) * case.k_size..][..case.k_size];
         let slope = if case.max_bias > 0.0 { slope(case.max_bias.into(), h, self.heads()) } else { 1.0 };
@@ -334,8 +340,10 @@ impl Trial {
             sum += (sinks[h] as f64).exp();
         }
         for c in 0..case.cells {
-            let dot: f64 =
-                query.iter().zip(k.value(c, h / case.heads_per_kv)).map(|(&a, &b)| a as f64 * b as f64).sum();
+            let head = h / case.heads_per_kv;
+            let precise = self.recent.as_ref().and_then(|r| r.values(c, head));
+            let (key, value) = precise.unwrap_or_else(|| (k.value(c, head), v.value(c, head)));
+            let dot: f64 = query.iter().zip(key).map(|(&a, &b)| a as f64 * b as f64).sum();
             let mut s = dot * self.scale() as f64;
             if case.softcap > 0.0 {
                 s = case.softcap as f64 * (s / case.softcap as f64).tanh();
@@ -346,7 +354,7 @@ impl Trial {
             let w = s.exp();
             sum += w;
             if w > 0.0 {
-                for (o, &x) in out.iter_mut().zip(v.value(c, h / case.heads_per_kv)) {
+                for (o, &x) in out.iter_mut().zip(value) {
                     *o += w * x as f64;
                 }
             }
@@ -788,6 +796,7 @@ fn work_memory_is_bounded() {
                 dst: float_tensor(&[], [dv, heads, tokens, 1]),
                 mask: Some(&mask),
                 sinks: None,
+                recent: None,
                 scale: 1.0,
                 max_bias: 0.0,
                 logit_softcap: 0.0,

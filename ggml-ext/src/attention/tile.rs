@@ -6,11 +6,13 @@
 
 use super::memory::{bytes_of, BlockRoom, BlockShape, Cut};
 use super::queries::{QueryRows, MANY_ROWS};
-use super::side::Cells;
+use super::recent::NOWHERE;
+use super::side::{Cells, KvSide};
 use super::split::TileRows;
 use super::Attention;
 use crate::codec::plain::Plain;
 use crate::isa::{Matrix, MatrixMut, Role, Sight, CELLS};
+use half::f16;
 
 /// The result of a row so far: maximum score, sum of weights, weighted sum of values.
 pub(super) struct RowState<'a> {
@@ -53,12 +55,22 @@ pub(super) struct Scratch {
     room: BlockRoom,
     /// What each row sees of the block.
     sights: Vec<Sight>,
+    /// Cells that have a precise row: bits by stream and block, none where no cell has one.
+    hidden: Vec<u64>,
+}
+
+/// Which cells a block of scores is of.
+enum Seen<'a> {
+    /// One after the other from this one on, but for those with a bit.
+    Run(usize, u64),
+    /// These.
+    Listed(&'a [usize; CELLS]),
 }
 
 impl Scratch {
     /// # Safety
     /// `memory` is 64-byte aligned, has shape.scratch_bytes() bytes and is this thread's alone.
-    pub unsafe fn new(shape: TileShape, memory: *mut u8) -> Scratch {
+    pub unsafe fn new(shape: TileShape, memory: *mut u8, hidden: Vec<u64>) -> Scratch {
         // SAFETY: the caller's promise.
         let mut cut = unsafe { Cut::new(memory, shape.scratch_bytes()) };
         Scratch {
@@ -66,6 +78,7 @@ impl Scratch {
             masks: cut.take(shape.rows * CELLS),
             room: shape.block.take(&mut cut),
             sights: vec![Sight::Open; shape.rows],
+            hidden,
         }
     }
 }
@@ -81,6 +94,8 @@ pub(super) struct Tile<'a> {
     max: *mut f32,
     sum: *mut f32,
     queries: QueryRows<'a>,
+    /// For the keys of precise rows, where they want another form.
+    recent_queries: Option<QueryRows<'a>>,
     /// Rows of shape.v.
     acc: *mut f32,
 }
@@ -95,9 +110,10 @@ impl<'a> Tile<'a> {
         let (op, count) = (attention.op, rows.rows.len());
         let factor = if op.logit_softcap == 0.0 { op.scale } else { op.scale / op.logit_softcap };
         // SAFETY: the caller's promise.
-        let (queries, mut cut) = unsafe {
+        let (queries, recent_queries, mut cut) = unsafe {
             let mut cut = Cut::new(memory, shape.tile_bytes());
-            (QueryRows::new(&attention.k, attention.kernels, shape.rows, factor, &mut cut), cut)
+            let mut queries = |k: &'a KvSide| QueryRows::new(k, attention.kernels, shape.rows, factor, &mut cut);
+            (queries(&attention.k), attention.recent_keys().map(queries), cut)
         };
         let mut tile = Tile {
             attention,
@@ -105,6 +121,7 @@ impl<'a> Tile<'a> {
             count,
             rows,
             queries,
+            recent_queries,
             max: cut.take(shape.rows),
             sum: cut.take(shape.rows),
             acc: cut.take(shape.rows * shape.v),
@@ -141,17 +158,51 @@ impl<'a> Tile<'a> {
         self.attention.rows() >= MANY_ROWS
     }
 
-    /// Attends to cells first..first+n, n <= CELLS.
+    /// Attends to a block: of cells, or of precise rows behind them.
     ///
     /// # Safety
-    /// The tensors hold what their shapes say and have these cells.
-    pub unsafe fn attend(&mut self, first: usize, n: usize, scratch: &mut Scratch) {
+    /// The tensors hold what their shapes say; there is such a block.
+    pub unsafe fn attend(&mut self, block: usize, scratch: &mut Scratch) {
+        let a = self.attention;
+        let stream = a.kv_stream(self.rows.stream);
         // SAFETY: buffers are sized for shape.rows >= count rows and CELLS cells; indices come from the tensors' shapes.
         unsafe {
-            if self.look(first, n, scratch) {
-                self.queries.score(self.cells(first, n), self.count, self.many(), &scratch.room, scratch.scores);
-                if self.soften(n, scratch) {
-                    self.weigh(first, n, scratch);
+            match a.columns(block) {
+                None => {
+                    let first = block * CELLS;
+                    let n = CELLS.min(a.k.cells() - first);
+                    let hidden = scratch.hidden.get(stream * a.cell_blocks() + block).copied().unwrap_or(0);
+                    if hidden.trailing_ones() as usize >= n {
+                        return;
+                    }
+                    self.attend_to((&a.k, &a.v), self.cells(first, n), &Seen::Run(first, hidden), scratch);
+                }
+                Some(columns) => {
+                    let Some(recent) = &a.recent else { return };
+                    let cells = recent.cells_of(columns, stream, a.k.cells());
+                    let first = cells[0];
+                    // The tokens of a batch mostly lie one after the other.
+                    let run = first != NOWHERE && (0..columns.n).all(|i| cells[i] == first + i);
+                    let seen = if run { Seen::Run(first, 0) } else { Seen::Listed(&cells) };
+                    if cells[..columns.n].iter().any(|&c| c != NOWHERE) {
+                        let part = columns.part;
+                        self.attend_to((&part.k, &part.v), self.cells(columns.first, columns.n), &seen, scratch);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Attends to these rows of K and V, which stand for the cells that are seen.
+    unsafe fn attend_to(&mut self, (k, v): (&KvSide, &KvSide), cells: Cells, seen: &Seen, scratch: &mut Scratch) {
+        let precise = !std::ptr::eq(k, &self.attention.k);
+        // SAFETY: see attend.
+        unsafe {
+            if self.look(seen, cells.n, scratch) {
+                let queries = self.recent_queries.as_ref().filter(|_| precise).unwrap_or(&self.queries);
+                queries.score(k, cells, self.count, self.many(), &scratch.room, scratch.scores);
+                if self.soften(cells.n, scratch) {
+                    self.weigh(v, cells, scratch);
                 }
             }
         }
@@ -164,7 +215,11 @@ impl<'a> Tile<'a> {
             let (head, token) = self.place(r);
             // SAFETY: rows r < count of the buffers and of q.
             unsafe {
-                let finite = self.queries.set(r, &a.op.q, [token, head, self.rows.stream]);
+                let at = [token, head, self.rows.stream];
+                let finite = self.queries.set(r, &a.op.q, at);
+                if let Some(queries) = &mut self.recent_queries {
+                    queries.set(r, &a.op.q, at);
+                }
                 *self.max.add(r) = f32::NEG_INFINITY;
                 // A query that is not finite has no scores: its result is NaN, as it would be in f32.
                 *self.sum.add(r) = if finite { 0.0 } else { f32::NAN };
@@ -175,18 +230,20 @@ impl<'a> Tile<'a> {
     }
 
     /// Reads the mask of a block; false where it hides the block from every row.
-    unsafe fn look(&self, first: usize, n: usize, scratch: &mut Scratch) -> bool {
+    unsafe fn look(&self, seen: &Seen, n: usize, scratch: &mut Scratch) -> bool {
         let a = self.attention;
-        let Some(mask) = a.mask else { return true };
-        let mut seen = false;
-        let mut previous: Option<(*const u8, usize)> = None;
+        if a.mask.is_none() && a.recent.is_none() {
+            return true;
+        }
+        let mut any = false;
+        let mut previous: Option<(Option<*const u8>, usize)> = None;
         for r in 0..self.count {
             let (head, token) = self.place(r);
-            // SAFETY: n cells of a mask row; row r of `masks`.
+            // SAFETY: the cells of a mask row; row r of `masks`.
             unsafe {
-                let Some(row) = a.mask_row(token, head, self.rows.stream, first) else { return true };
+                let row = a.mask_row(token, head, self.rows.stream);
                 // Heads of a token mostly share their mask.
-                if let Some((same, of)) = previous.filter(|p| p.0 == row) {
+                if let Some((_, of)) = previous.filter(|p| p.0 == row) {
                     scratch.sights[r] = scratch.sights[of];
                     if scratch.sights[r] == Sight::Mixed {
                         std::ptr::copy_nonoverlapping(
@@ -195,19 +252,52 @@ impl<'a> Tile<'a> {
                             CELLS,
                         );
                     }
-                    previous = Some((same, of));
                     continue;
                 }
                 previous = Some((row, r));
-                scratch.sights[r] = (a.kernels.sight)(row, n);
-                if scratch.sights[r] == Sight::Mixed {
-                    let out = scratch.masks.add(r * CELLS);
-                    (a.kernels.widen)(Plain::F16, row, mask.nb[1], 1, n, out, CELLS);
-                }
-                seen |= scratch.sights[r] != Sight::Hidden;
+                scratch.sights[r] = self.sight(row, seen, n, &mut *scratch.masks.add(r * CELLS).cast());
+                any |= scratch.sights[r] != Sight::Hidden;
             }
         }
-        seen
+        any
+    }
+
+    /// What a mask row shows of a block; the values in `out`, where they are mixed.
+    unsafe fn sight(&self, row: Option<*const u8>, seen: &Seen, n: usize, out: &mut [f32; CELLS]) -> Sight {
+        let kernels = self.attention.kernels;
+        // SAFETY: cells of the mask row.
+        unsafe {
+            match seen {
+                Seen::Run(first, hidden) => {
+                    let row = row.map(|row| row.add(2 * first));
+                    let sight = row.map_or(Sight::Open, |row| (kernels.sight)(row, n));
+                    match row.filter(|_| sight == Sight::Mixed) {
+                        Some(row) => (kernels.widen)(Plain::F16, row, 2 * CELLS, 1, n, out.as_mut_ptr(), CELLS),
+                        None if *hidden != 0 => out.fill(0.0),
+                        None => {}
+                    }
+                    if *hidden == 0 || sight == Sight::Hidden {
+                        return sight;
+                    }
+                    let hide = out.iter_mut().enumerate().filter(|(i, _)| hidden >> i & 1 == 1);
+                    hide.for_each(|(_, x)| *x = f32::NEG_INFINITY);
+                }
+                Seen::Listed(cells) => {
+                    for (x, &cell) in out.iter_mut().zip(*cells) {
+                        *x = match row {
+                            _ if cell == NOWHERE => f32::NEG_INFINITY,
+                            Some(row) => f16::from_bits(row.add(2 * cell).cast::<u16>().read_unaligned()).to_f32(),
+                            None => 0.0,
+                        };
+                    }
+                }
+            }
+        }
+        if out[..n].iter().all(|&x| x == f32::NEG_INFINITY) {
+            Sight::Hidden
+        } else {
+            Sight::Mixed
+        }
     }
 
     fn cells(&self, first: usize, n: usize) -> Cells {
@@ -259,17 +349,24 @@ impl<'a> Tile<'a> {
     }
 
     /// Adds the weighted values of the block.
-    unsafe fn weigh(&mut self, first: usize, n: usize, scratch: &mut Scratch) {
-        let a = self.attention;
-        let (kernels, cells, width) = (a.kernels, self.cells(first, n), self.shape.v);
+    unsafe fn weigh(&mut self, v: &KvSide, cells: Cells, scratch: &mut Scratch) {
+        let (kernels, n, width) = (self.attention.kernels, cells.n, self.shape.v);
         // SAFETY: see attend.
         unsafe {
-            if a.v.has_levels() {
-                let block = a.v.block(scratch.room.levels, scratch.room.scales);
-                a.v.levels(kernels, cells, Role::Weigh, block);
-                return (kernels.weigh_levels)(block, n, scratch.scores, self.count, self.acc);
+            if v.has_levels() {
+                let block = v.block(scratch.room.levels, scratch.room.scales);
+                v.levels(kernels, cells, Role::Weigh, block);
+                if v.width == width {
+                    return (kernels.weigh_levels)(block, n, scratch.scores, self.count, self.acc);
+                }
+                // Precise rows are added to the first values of wider ones.
+                for r in 0..self.count {
+                    let (weights, acc) = (scratch.scores.add(r * CELLS), self.acc.add(r * width));
+                    (kernels.weigh_levels)(block, n, weights, 1, acc);
+                }
+                return;
             }
-            a.v.floats(kernels, cells, scratch.room.floats);
+            v.floats(kernels, cells, scratch.room.floats);
             for c in 0..n {
                 self.keep_apart(c, scratch);
             }

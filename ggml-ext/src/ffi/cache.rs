@@ -1,8 +1,8 @@
 //! Which types the caches of a context get.
 
-use super::{answered, count, noted, slice, text};
+use super::{answered, count, guarded, noted, slice, text};
 use crate::guard::{self, Weights};
-use crate::spec::{self, AskedType, ContextKind, Keeps, Layer, Side};
+use crate::spec::{self, recent, AskedType, ContextKind, Keeps, Layer, Side};
 use std::ffi::c_char;
 
 /// May a context be made with these cache types, for a model of so many layers? `is_ggml_*`: the id is one of ggml's
@@ -155,4 +155,41 @@ pub unsafe extern "C" fn ggml_ext_resolve(
     };
     // SAFETY: the caller's promise.
     unsafe { noted(-1, message, size, resolve) }
+}
+
+/// Cells that a cache of these types keeps as precise rows too: 128 of a sequence, at most one in 16, unless a spec says
+/// another number ("srft4,recent=64"). `cells` of a stream, which so many sequences share; `window`: cells that a layer looks back
+/// at, 0 for all.
+#[no_mangle]
+pub extern "C" fn ggml_ext_recent_slots(type_k: i32, type_v: i32, cells: u32, sequences: u32, window: u32) -> u32 {
+    guarded(0, || recent::slots(type_k, type_v, cells, sequences, window))
+}
+
+/// Does a spec of either side ask for precise rows by number?
+#[no_mangle]
+pub extern "C" fn ggml_ext_recent_named(type_k: i32, type_v: i32) -> bool {
+    guarded(false, || recent::is_named(type_k, type_v))
+}
+
+/// The types of the precise rows of a layer whose tensors have these types; `type_v` is -1 where there is no V, and so is
+/// `recent_v` then. False where neither side gains by them.
+///
+/// # Safety
+/// The pointers are NULL or places to write to.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_recent_types(
+    type_k: i32,
+    type_v: i32,
+    recent_k: *mut i32,
+    recent_v: *mut i32,
+) -> bool {
+    guarded(false, || {
+        let Some((k, v)) = recent::types(type_k, (type_v >= 0).then_some(type_v)) else { return false };
+        // SAFETY: the caller's promise.
+        let (Some(recent_k), Some(recent_v)) = (unsafe { recent_k.as_mut() }, unsafe { recent_v.as_mut() }) else {
+            return false;
+        };
+        (*recent_k, *recent_v) = (k, v.unwrap_or(-1));
+        true
+    })
 }

@@ -5,6 +5,7 @@
 //! srft4,0-1=srft8,-1=f16       layers by number, from the end where negative
 //! delta4,swa=srft4             layers with a sliding window
 //! srft4,guard=off              without the guard
+//! srft4,recent=64              precise rows of the last 64 cells; 0 for none
 //! ```
 //!
 //! A spec stands wherever a type's name does. llama.cpp carries a cache type as a number from the command line to the
@@ -18,6 +19,7 @@
 mod check;
 mod info;
 mod parse;
+pub mod recent;
 pub mod registry;
 
 pub use check::{check_cache, idle_parts, AskedType, ContextKind};
@@ -271,6 +273,8 @@ pub struct Spec {
     sliding: Option<Member>,
     /// May the guard raise layers?
     pub guard: bool,
+    /// Cells that are kept as precise rows too, where that is said.
+    pub recent: Option<u32>,
 }
 
 impl Spec {
@@ -286,7 +290,8 @@ impl Spec {
 
     /// One type for all layers and nothing else said: then a type's own id says the same.
     pub fn alone(&self) -> Option<Member> {
-        (self.layers.is_empty() && self.sliding.is_none() && self.guard).then_some(self.default)
+        let plain = self.layers.is_empty() && self.sliding.is_none() && self.guard && self.recent.is_none();
+        plain.then_some(self.default)
     }
 
     /// All types in it.
@@ -329,6 +334,7 @@ impl Spec {
         if let Some(member) = self.sliding.filter(|_| !layers.contains(&Keeps::Window)) {
             idle.push(format!("swa={} does nothing: no layer has a sliding window", member.name()));
         }
+        idle.extend(recent::idle(self));
         idle
     }
 

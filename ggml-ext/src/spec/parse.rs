@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! spec   = type *( "," item )
-//! item   = layers "=" type | "swa" "=" type | "guard" "=" ( "on" | "off" )
+//! item   = layers "=" type | "swa" "=" type | "guard" "=" ( "on" | "off" ) | "recent" "=" digits
 //! layers = layer [ "-" layer ]            layer = [ "-" ] digits
 //! ```
 //!
@@ -13,6 +13,8 @@ use std::fmt;
 
 /// Longer is not a spec that anyone wrote: 512 layers, each named, fit.
 const LONGEST: usize = 8192;
+/// More precise rows would be a cache of their own.
+const MOST_RECENT: u32 = 1 << 20;
 
 /// Where a spec is bad, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +34,11 @@ impl fmt::Display for SpecError {
         if self.text.len() <= 200 {
             writeln!(f, "    {}\n    {}^", shown(&self.text), " ".repeat(self.at))?;
         }
-        write!(f, "types: {}\nform: TYPE[,LAYERS=TYPE…][,swa=TYPE][,guard=off], as in srft4,0-1=srft8,-1=f16", names())
+        write!(
+            f,
+            "types: {}\nform: TYPE[,LAYERS=TYPE…][,swa=TYPE][,guard=off][,recent=CELLS], as in srft4,0-1=srft8,-1=f16",
+            names()
+        )
     }
 }
 
@@ -55,6 +61,7 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
         layers: Vec::new(),
         sliding: None,
         guard: true,
+        recent: None,
     };
     let mut guard_given = false;
     for piece in &pieces[1..] {
@@ -112,7 +119,7 @@ fn item(piece: Piece, spec: &mut Spec, guard_given: &mut bool) -> Result<(), Bad
                     "which layers are to be {text}? Say LAYERS={text} or swa={text}; the first type is for the rest"
                 )
             }
-            text => format!("'{text}' is not LAYERS=TYPE, swa=TYPE or guard=off"),
+            text => format!("'{text}' is not LAYERS=TYPE, swa=TYPE, guard=off or recent=CELLS"),
         };
         return Err((piece.at, reason));
     };
@@ -127,6 +134,12 @@ fn item(piece: Piece, spec: &mut Spec, guard_given: &mut bool) -> Result<(), Bad
                 "off" => false,
                 other => return Err((value.at, format!("guard is on or off, not '{other}'"))),
             };
+        }
+        "recent" if spec.recent.is_some() => return Err((key.at, "recent is given twice".into())),
+        "recent" => {
+            let cells = value.text.parse().ok().filter(|&n: &u32| n <= MOST_RECENT && !value.text.starts_with('+'));
+            let wanted = || format!("recent is a number of cells, 0 to {MOST_RECENT}, not '{}'", value.text);
+            spec.recent = Some(cells.ok_or_else(|| (value.at, wanted()))?);
         }
         _ => {
             let layers = range(key)?;

@@ -176,6 +176,7 @@ impl Problem {
             dst: dense(0, 4, [dv, heads, tokens], out.as_mut_ptr().cast()),
             mask: Some(&mask),
             sinks: None,
+            recent: None,
             scale: 1.0 / (d as f32).sqrt(),
             max_bias: 0.0,
             logit_softcap: 0.0,
