@@ -76,6 +76,25 @@ ggml_type precise_type(ggml_type type, int64_t d) {
     return is_ours(type) ? type_for("srft8", (int) d) : is_float ? type : GGML_TYPE_F16;
 }
 
+// As in real models: a few channels of K stand far off, and V has a mean.
+std::vector<float> keys_like_real(Rng & rng, int64_t rows, int64_t d) {
+    std::vector<float> res = rng.normals(rows*d);
+    for (size_t i = 0; i < res.size(); i++) {
+        if (i % d % 29 == 3) {
+            res[i] = 4.0f + 0.5f*res[i];
+        }
+    }
+    return res;
+}
+
+std::vector<float> values_like_real(Rng & rng, int64_t rows, int64_t d) {
+    std::vector<float> res = rng.normals(rows*d);
+    for (float & x : res) {
+        x += 0.25f;
+    }
+    return res;
+}
+
 }  // namespace
 
 AttentionRun::AttentionRun(const AttentionCase & c) : c_(c), kv_size_(c.shape.n_kv + 9) {
@@ -89,18 +108,8 @@ AttentionRun::AttentionRun(const AttentionCase & c) : c_(c), kv_size_(c.shape.n_
 void AttentionRun::make_values(Rng & rng) {
     const AttentionShape & s = c_.shape;
     q_ = rng.normals(s.n_stream*s.n_q*s.n_head*s.dk, 1.5f);
-    k_ = rng.normals(s.n_stream*s.n_kv*s.n_head_kv*s.dk);
-    v_ = rng.normals(s.n_stream*s.n_kv*s.n_head_kv*s.dv);
-
-    // as in real models: a few channels of K stand far off, and V has a mean
-    for (size_t i = 0; i < k_.size(); i++) {
-        if (i % s.dk % 29 == 3) {
-            k_[i] = 4.0f + 0.5f*k_[i];
-        }
-    }
-    for (float & x : v_) {
-        x += 0.25f;
-    }
+    k_ = keys_like_real(rng, s.n_stream*s.n_kv*s.n_head_kv, s.dk);
+    v_ = values_like_real(rng, s.n_stream*s.n_kv*s.n_head_kv, s.dv);
     if (c_.type_q == GGML_TYPE_F16) {
         for (float & x : q_) {
             x = ggml_fp16_to_fp32(ggml_fp32_to_fp16(x));
@@ -177,8 +186,8 @@ void AttentionRun::make_recent(Rng & rng) {
             columns_.push_back(i % 11 == 9 ? s.n_kv + i : none ? -1 : cells[used++]);
         }
     }
-    precise_k_ = rng.normals(columns_.size()*s.n_head_kv*s.dk, 1.2f);
-    precise_v_ = rng.normals(columns_.size()*s.n_head_kv*s.dv, 1.2f);
+    precise_k_ = keys_like_real(rng, (int64_t) columns_.size()*s.n_head_kv, s.dk);
+    precise_v_ = values_like_real(rng, (int64_t) columns_.size()*s.n_head_kv, s.dv);
     if (c_.mla) {
         for (size_t row = 0; row < columns_.size()*s.n_head_kv; row++) {
             std::copy_n(&precise_k_[row*s.dk], s.dv, &precise_v_[row*s.dv]);

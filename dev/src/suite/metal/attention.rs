@@ -428,6 +428,7 @@ impl Problem {
             (16, flag(c.sinks)),
             (17, flag(c.max_bias != 0.0)),
             (20, kind(c.q)?.into()),
+            (21, 0.0),
         ])
     }
 
@@ -476,6 +477,7 @@ impl Problem {
                 Argument::Read(bytes(&self.sinks)),
                 Argument::Write(bytes_mut(dst)),
                 Argument::Write(bytes_mut(&mut partials)),
+                Argument::Read(&[]),
             ],
             threadgroup: &[4 * floats],
             constants: &constants,
@@ -514,7 +516,7 @@ impl Problem {
         let rows = 8 * blocks;
         let (cells, slab) = (32, 64);
         let mut constants = self.constants()?;
-        constants.push((18, blocks as f64));
+        constants.extend([(18, blocks as f64), (19, 1.0)]);
         let tiles = (cells * slab + rows * k_width).max(rows * v_width);
         let floats = 32 + 2 * rows + 5 * cells + 64 * blocks + rows * cells + tiles;
         library.launch(Launch {
@@ -529,6 +531,8 @@ impl Problem {
                 Argument::Read(bytes(&self.mask)),
                 Argument::Read(bytes(&self.sinks)),
                 Argument::Write(bytes_mut(dst)),
+                Argument::Read(&[]),
+                Argument::Read(&[]),
             ],
             threadgroup: &[4 * floats],
             constants: &constants,
