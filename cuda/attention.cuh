@@ -8,6 +8,16 @@ namespace kv {
 
 using uint = unsigned;
 
+// Precise rows that a decoding kernel attends to beside the cache.
+struct attn_part {
+    const uint8_t * k;
+    const uint8_t * v;
+    uint64_t        k_nb[3], v_nb[3];
+    uint            count;
+    uint            first_column;
+    uint            first_chunk;
+};
+
 struct attn_params {
     kv_attn_args    args;
     uint            k_kind, v_kind, q_kind;
@@ -20,13 +30,48 @@ struct attn_params {
     const uint8_t * mask;
     const float *   sinks;
     uint8_t *       dst;
+    // cells that have precise rows
+    const uint *    hidden;  // [KV stream][hidden_words], null for none
+    const uint8_t * columns; // the same as a list, where a kernel takes precise rows along; else null
+    uint            column_count, part_chunk_cells;
+    uint64_t        columns_nb[2];
+    attn_part       part[2];
     // scratch
     __half *        query_high; // [query row][width of K], by stream, KV head, token, head: two halves make a value
     __half *        query_low;
     float *         query_scale; // [query row]: what those are multiplied by
     float2 *        metas;       // [result][chunk]: largest score, sum
-    float *         sums;        // [result][chunk][width of V]; results by stream, token, head
+    float *         sums;        // [result][chunk][sum_width]; results by stream, token, head
 };
+
+// The bits of a KV stream's cells that have precise rows, null for none.
+static __device__ __forceinline__ const uint * hidden_of(const attn_params & p, uint kv_stream) {
+    return p.hidden ? p.hidden + kv_stream*p.args.hidden_words : nullptr;
+}
+
+// Hidden cells of a chunk lie in [x, y), mostly near its end: elsewhere nobody needs to look. By all threads; `range` is two
+// words of shared memory.
+static __device__ __forceinline__ uint2 hidden_range(const uint * hidden, uint begin, uint end, uint * range) {
+    if (threadIdx.x == 0) {
+        range[0] = ~0u;
+        range[1] = 0;
+    }
+    __syncthreads();
+    for (uint word = begin/32 + threadIdx.x; word < (end + 31)/32; word += blockDim.x) {
+        if (hidden[word] != 0) {
+            atomicMin(&range[0], word*32);
+            atomicMax(&range[1], word*32 + 32);
+        }
+    }
+    __syncthreads();
+    return make_uint2(range[0], range[1]);
+}
+
+// The cell of a column, ~0 where it has none.
+static __device__ __forceinline__ uint cell_of(const uint8_t * columns, const uint64_t (&nb)[2], uint column, uint kv_stream, uint cells) {
+    const long long cell = *(const long long *) (columns + column*nb[0] + kv_stream*nb[1]);
+    return cell >= 0 && cell < (long long) cells ? (uint) cell : ~0u;
+}
 
 // The score of a cell that is hidden, or of none at all.
 constexpr float HIDDEN = -0.5f*FLT_MAX;
@@ -80,22 +125,32 @@ static inline bool mask_is_small(const kv_cuda_attention & op) {
     return ((uint64_t) a.tokens*a.mask_nb[0] + a.mask_rows[0]*a.mask_nb[1] + a.mask_rows[1]*a.mask_nb[2]) >> 32 == 0;
 }
 
+// A kernel may take all the shared memory that there is. Not less: in a captured graph the last word counts for all launches.
+template <typename Kernel> static cudaError_t allow_shared(Kernel kernel, const kv_cuda_split & split) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) split.shared_limit);
+}
+
 // Queries into K's domain, as halves.
 cudaError_t launch_queries(const attn_params & p, cudaStream_t stream);
 // Chunks to results: sinks, 1/sum, R^-1.
 cudaError_t launch_merge(const attn_params & p, cudaStream_t stream);
 
 // kv_tile.cu
-void        plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
-cudaError_t launch_tile(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream);
+void        plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan);
+cudaError_t launch_tile(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream);
 
 // kv_prefill.cu
-bool        plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
-cudaError_t launch_prefill(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream);
+bool        plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan);
+cudaError_t launch_prefill(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream);
 
 // kv_decode.cu
-bool        plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
-cudaError_t launch_decode(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream);
+bool        plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan);
+cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream);
+// Cells of a chunk of precise rows that a decoding kernel takes along.
+uint        part_chunk_cells(const kv_cuda_split & main);
+
+// kv_recent.cu: the bits of cells that have precise rows, and the mask of the columns.
+cudaError_t launch_columns(const kv_cuda_attention & op, void * hidden, void * mask, cudaStream_t stream);
 
 static inline uint width_of(uint32_t kind, uint32_t size) {
     return KV_WIDTH(kind, size);

@@ -10,6 +10,9 @@
 // The softmax is relative to the largest score so far, which changes a few times in a chunk: until then nothing is rescaled.
 //
 // delta: w_t = q.d_t + RHO w_(t-1) over 16 cells is a scan of three shuffles for each half of them.
+//
+// Precise rows of recent cells are further chunks of the same launch, of srft8: a launch of their own would take longer than
+// they do. Their mask is that of the cells they stand for, and blocks of the cache leave those cells out.
 #pragma once
 
 #include "decode_keys.cuh"
@@ -36,6 +39,7 @@ template <uint V, uint D> struct decode_memory {
     float  query_scale[ROWS];
     __half weights[WARPS][ROWS][STEP + 8];
     float  softs[WARPS][ROWS][2];
+    uint   recent[RECENT_WORDS];
 };
 
 // Queries of row r, rotated, and as two planes of bytes.
@@ -169,14 +173,18 @@ __device__ __forceinline__ uint visible_blocks(
     return visible;
 }
 
-template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm<K, V, D, QB>()) kv_decode(const attn_params p) {
+// Blocks of the cache alone, of the cache beside precise rows, and of these.
+enum class decode_rows { alone, main, precise };
+
+template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
     constexpr uint C = D/64;
-    constexpr bool DELTA = is_delta(K);
+    constexpr bool DELTA = is_delta(K), PRECISE = OF == decode_rows::precise, RECENT = OF == decode_rows::main;
     typedef decode_keys<K, D, QB> keys_of;
     typedef decode_values<V, D> values_of;
-    extern __shared__ __align__(16) uint8_t raw[];
     auto & m = *(decode_memory<V, D> *) raw;
     const kv_attn_args & args = p.args;
+    const uint64_t (&k_nb)[3] = PRECISE ? part.k_nb : args.k_nb, (&v_nb)[3] = PRECISE ? part.v_nb : args.v_nb;
+    const uint cells = PRECISE ? part.count : args.cells, chunk_cells = PRECISE ? p.part_chunk_cells : args.chunk_cells;
     uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
     keep(warp);
     keep(lane);
@@ -184,16 +192,34 @@ template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THR
     keep(t);
     const uint heads_per_kv = args.heads/args.kv_heads, all_rows = heads_per_kv*args.tokens;
     const uint row_blocks = (all_rows + ROWS - 1)/ROWS;
-    const uint kv_head = blockIdx.x % args.kv_heads, first_row = blockIdx.x/args.kv_heads % row_blocks*ROWS, chunk = blockIdx.y, stream = blockIdx.z;
+    const uint kv_head = blockIdx.x % args.kv_heads, first_row = blockIdx.x/args.kv_heads % row_blocks*ROWS, stream = blockIdx.z;
+    const uint chunk = PRECISE ? blockIdx.y - part.first_chunk : blockIdx.y;
     const uint used = min(ROWS, all_rows - first_row), kv_stream = stream/(args.streams/args.kv_streams);
-    const uint8_t * keys   = p.k + kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
-    const uint8_t * values = p.v + kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
+    const uint8_t * keys   = (PRECISE ? part.k : p.k) + kv_head*k_nb[1] + kv_stream*k_nb[2];
+    const uint8_t * values = (PRECISE ? part.v : p.v) + kv_head*v_nb[1] + kv_stream*v_nb[2];
     const uint8_t * k_codes = keys + keys_of::codes_at(t), * v_codes = values + values_of::codes_at(g);
     keep(keys);
     keep(values);
     keep(k_codes);
     keep(v_codes);
-    const uint k_step = (uint) args.k_nb[0], v_step = (uint) args.v_nb[0];
+    const uint k_step = (uint) k_nb[0], v_step = (uint) v_nb[0];
+    const uint begin = chunk*chunk_cells, end = min(cells, begin + chunk_cells), last = cells - 1;
+    const uint blocks = end > begin ? (end - begin + BLOCK - 1)/BLOCK : 0;
+
+    // Asked for before the queries are made; bits are set behind them.
+    const auto column = [&](uint i) { return cell_of(p.columns, p.columns_nb, i, kv_stream, args.cells); };
+    uint first_recent = ~0u;
+    if (PRECISE) {
+        for (uint i = threadIdx.x; i < RECENT_WORDS; i += THREADS) {
+            m.recent[i] = begin + i < end ? column(part.first_column + begin + i) : ~0u;
+        }
+    } else if (RECENT) {
+        first_recent = threadIdx.x < p.column_count ? column(threadIdx.x) : ~0u;
+        for (uint i = threadIdx.x; i < RECENT_WORDS; i += THREADS) {
+            const uint there = min(max(end, begin + 32*i) - begin - 32*i, 32u);
+            m.recent[i] = there == 32 ? 0 : ~0u << there; // what is beyond the end is hidden, too
+        }
+    }
 
     if constexpr (values_of::TABLE_BYTES != 0) {
         for (uint i = threadIdx.x; i < values_of::TABLE_BYTES/128; i += THREADS) {
@@ -213,6 +239,15 @@ template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THR
         prepare_query<D>(p, m, r, r < used ? from : nullptr, lane);
     }
     __syncthreads();
+    if (RECENT) {
+        for (uint i = threadIdx.x; i < p.column_count; i += THREADS) {
+            const uint at = (i == threadIdx.x ? first_recent : column(i)) - begin; // large where the cell comes before
+            if (at < end - begin) {
+                atomicOr(&m.recent[at/32], 1u << at % 32);
+            }
+        }
+        __syncthreads();
+    }
 
     typename keys_of::queries b;
     keys_of::fill(b, m.planes, g, t);
@@ -241,13 +276,22 @@ template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THR
     for (uint i = 0; i < C*16; ++i) {
         (&acc[0][0][0][0])[i] = 0.0f;
     }
-    const uint begin = chunk*args.chunk_cells, end = min(args.cells, begin + args.chunk_cells), last = args.cells - 1;
-    const uint blocks = end > begin ? (end - begin + BLOCK - 1)/BLOCK : 0;
 
     decode_group<K, QB> group;
     // 32 blocks of this warp at a time: which of them somebody sees.
     for (uint span = warp; span < blocks; span += 32*WARPS) {
-        uint visible = visible_blocks(p, one_mask, first_row, used, kv_head, stream, begin + span*BLOCK, end, (blocks - span + WARPS - 1)/WARPS, lane);
+        uint visible = 1;
+        if (PRECISE) {
+            const uint both = m.recent[span*BLOCK + lane] & m.recent[span*BLOCK + 32 + lane];
+            visible = simd_any(both != ~0u) ? 1 : 0;
+        } else {
+            visible = visible_blocks(p, one_mask, first_row, used, kv_head, stream, begin + span*BLOCK, end, (blocks - span + WARPS - 1)/WARPS, lane);
+            if (RECENT) {
+                const uint at = (span + lane*WARPS)*BLOCK/32;
+                const bool gone = at + 1 < RECENT_WORDS && (m.recent[at] & m.recent[at + 1]) == ~0u;
+                visible &= ~__ballot_sync(KV_ALL_LANES, gone);
+            }
+        }
         if (visible == 0) {
             continue;
         }
@@ -261,14 +305,25 @@ template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THR
             // Masks are asked for here and looked at behind the products.
             unsigned short masked[QB][4];
             const uint here = cell;
+            // Of cells g and g + 8: where the mask has them, and a bit each where they are not to be seen.
+            uint cell_at[2], gone = RECENT ? m.recent[(here - begin)/32] >> ((here - begin) % 32 + g) : 0;
+#pragma unroll
+            for (uint n = 0; n < 2; ++n) {
+                cell_at[n] = min(here + g + 8*n, last);
+                if (PRECISE) {
+                    cell_at[n] = m.recent[here - begin + g + 8*n];
+                    gone |= cell_at[n] == ~0u ? 1u << 8*n : 0;
+                    cell_at[n] = min(cell_at[n], args.cells - 1);
+                }
+            }
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
                 if (i % 2 == 0 && (i < 4 || !one_mask)) {
-                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][0], min(here + g + i % 4/2*8, last));
+                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][0], cell_at[i % 4/2]);
                 } else if (one_mask) {
                     masked[i/4][i % 4] = masked[0][i % 4/2*2];
                 } else {
-                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][1], min(here + g + i % 4/2*8, last));
+                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][1], cell_at[i % 4/2]);
                 }
             }
 
@@ -308,7 +363,8 @@ template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THR
                     x *= args.scale*LOG2_E;
                 }
                 const float bias = __half2float(__ushort_as_half(masked[i/4][i % 4]));
-                const bool hidden = !(bias > -65504.0f) || here + g + i % 4/2*8 >= end;
+                const bool beyond = OF == decode_rows::alone ? here + g + i % 4/2*8 >= end : (gone >> i % 4/2*8 & 1) != 0;
+                const bool hidden = !(bias > -65504.0f) || beyond;
                 x = hidden ? -INFINITY : fmaf(slope[i/4][i % 2], bias, x);
                 larger = larger || x > ref[i/4][i % 2];
             }
@@ -385,17 +441,35 @@ template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THR
             all = fmaf(factor, m.softs[w][r][1], all);
             x = fmaf(factor, o[(w*ROWS + r)*D + value], x);
         }
-        const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + chunk;
-        p.sums[at*D + value] = x*(1.0f/128.0f); // the unit of scales
+        const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + args.first_chunk + blockIdx.y;
+        p.sums[at*args.sum_width + value] = x*(1.0f/128.0f); // the unit of scales
         if (value == 0) {
             p.metas[at] = make_float2(largest <= HIDDEN ? HIDDEN : largest/LOG2_E, all);
         }
     }
 }
 
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm<K, V, D, QB>()) kv_decode(const attn_params p) {
+    extern __shared__ __align__(16) uint8_t raw[];
+    decode_block<K, V, D, QB, decode_rows::alone>(p, raw, p.part[0]);
+}
+
+// A kernel of its own: what it has more of would make the other slower.
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm<K, V, D, QB>()) kv_decode_recent(const attn_params p) {
+    extern __shared__ __align__(16) uint8_t raw[];
+    if (blockIdx.y < p.args.main_chunks) {
+        decode_block<K, V, D, QB, decode_rows::main>(p, raw, p.part[0]);
+    } else {
+        const attn_part part = blockIdx.y < p.part[1].first_chunk ? p.part[0] : p.part[1];
+        decode_block<KV_KIND_SRFT8, KV_KIND_SRFT8, D, QB, decode_rows::precise>(p, raw, part);
+    }
+}
+
 template <uint K, uint V, uint D> static decode_choice choice_of(uint row_blocks) {
+    constexpr size_t main = sizeof(decode_memory<V, D>), precise = sizeof(decode_memory<KV_KIND_SRFT8, D>);
     return { row_blocks == 1 ? kv_decode<K, V, D, 1> : kv_decode<K, V, D, 2>,
-             row_blocks == 1 ? blocks_per_sm<K, V, D, 1>() : blocks_per_sm<K, V, D, 2>(), sizeof(decode_memory<V, D>) };
+             row_blocks == 1 ? kv_decode_recent<K, V, D, 1> : kv_decode_recent<K, V, D, 2>,
+             row_blocks == 1 ? blocks_per_sm<K, V, D, 1>() : blocks_per_sm<K, V, D, 2>(), main > precise ? main : precise };
 }
 
 template <uint K, uint V> static decode_choice choice_of(uint size, uint row_blocks) {

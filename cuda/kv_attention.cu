@@ -3,6 +3,9 @@
 //     q' = R q                   once per query row                         kv_queries
 //     s  = q' . k, softmax, o' = sum p v      for a chunk of cells          kv_decode.cu, kv_prefill.cu, kv_tile.cu
 //     merge, sinks, 1/sum, R^-1  once per result                            kv_merge
+//
+// Precise rows of recent cells are attentions of their own, whose sums are merged with those of the cache: their domain is
+// V's, but for turbo's second half, where they have nothing.
 
 #include "attention.cuh"
 
@@ -99,7 +102,8 @@ template <uint SIZE> __global__ void __launch_bounds__(4*MERGE_LANES) kv_merge(c
 #pragma unroll
             for (uint n = 0; n < AT_ONCE; ++n) {
                 weight[n] = c + n*parts < chunks ? weights[c + n*parts] : 0.0f;
-                value[n]  = weight[n] != 0.0f ? sums[(size_t) (c + n*parts)*width + i] : 0.0f;
+                const bool there = i < size || c + n*parts < p.args.main_chunks;
+                value[n]  = weight[n] != 0.0f && there ? sums[(size_t) (c + n*parts)*width + i] : 0.0f;
             }
 #pragma unroll
             for (uint n = 0; n < AT_ONCE; ++n) {
@@ -159,20 +163,100 @@ static size_t padded(size_t bytes) {
     return (bytes + 255)/256*256;
 }
 
+// Precise rows as an attention of their own.
+static kv_cuda_attention attention_of(const kv_cuda_attention & op, uint i) {
+    const kv_cuda_recent & part = op.part[i];
+    kv_cuda_attention res = op;
+    res.args    = part.args;
+    res.k_kind  = part.k_kind;
+    res.v_kind  = part.v_kind;
+    res.k_bytes = part.k_bytes;
+    res.v_bytes = part.v_bytes;
+    res.k       = part.k;
+    res.v       = part.v;
+    res.sinks   = nullptr;
+    res.parts   = 0;
+    return res;
+}
+
+// Are queries of both in the same domain?
+static bool shares_queries(uint a, uint b) {
+    const auto rotated = [](uint kind) { return kind >= KV_KIND_SRFT8 && kind != KV_KIND_QJL1 && !KV_KIND_IS_TURBO(kind); };
+    return (rotated(a) && rotated(b)) || (a < KV_KIND_SRFT8 && b < KV_KIND_SRFT8);
+}
+
+// Queries as halves, from `at` on.
+struct query_layout {
+    size_t high, low, scales, end;
+};
+
+static query_layout queries_at(size_t at, size_t rows, uint width) {
+    query_layout res;
+    res.high   = at;
+    res.low    = res.high + padded(rows*width*sizeof(__half));
+    res.scales = res.low + padded(rows*width*sizeof(__half));
+    res.end    = res.scales + padded(rows*sizeof(float));
+    return res;
+}
+
 // Where the parts of the scratch begin.
 struct scratch_layout {
-    size_t low, scales, metas, sums, end;
+    query_layout queries, precise; // of K's domain, of that of precise rows
+    size_t       hidden, mask;     // of the columns
+    size_t       metas, sums, end;
 };
 
 static scratch_layout layout_of(const kv_cuda_attention & op, const kv_cuda_plan & plan) {
     const size_t rows = (size_t) op.args.streams*op.args.heads*op.args.tokens;
     scratch_layout res;
-    res.low    = padded(rows*width_of(op.k_kind, op.k_size)*sizeof(__half));
-    res.scales = 2*res.low;
-    res.metas  = res.scales + padded(rows*sizeof(float));
-    res.sums   = res.metas + padded(rows*plan.chunks*sizeof(float2));
-    res.end    = res.sums + padded(rows*plan.chunks*width_of(op.v_kind, op.v_size)*sizeof(float));
+    res.queries = res.precise = queries_at(0, rows, width_of(op.k_kind, op.k_size));
+    res.hidden = res.queries.end;
+    if (op.parts > 0 && !shares_queries(op.k_kind, op.part[0].k_kind)) {
+        res.precise = queries_at(res.queries.end, rows, width_of(op.part[0].k_kind, op.k_size));
+        res.hidden  = res.precise.end;
+    }
+    const kv_recent_args & recent = op.recent;
+    const bool listed = op.parts > 0 && !plan.together;
+    res.mask  = res.hidden + (listed ? padded(sizeof(uint)*recent.hidden_words*recent.kv_streams) : 0);
+    res.metas = res.mask + (listed ? padded(recent.row_bytes*recent.tokens*recent.mask_rows[0]*recent.streams) : 0);
+    res.sums  = res.metas + padded(rows*plan.chunks*sizeof(float2));
+    res.end   = res.sums + padded(rows*plan.chunks*width_of(op.v_kind, op.v_size)*sizeof(float));
     return res;
+}
+
+static attn_params params_of(const kv_cuda_attention & op, const kv_cuda_split & split, const query_layout & queries, uint8_t * scratch) {
+    attn_params p = {};
+    p.args = op.args;
+    p.args.chunk_cells = split.chunk_cells;
+    p.args.main_chunks = split.chunks;
+    p.k_kind  = op.k_kind;
+    p.v_kind  = op.v_kind;
+    p.q_kind  = op.q_kind;
+    p.k_size  = op.k_size;
+    p.v_size  = op.v_size;
+    p.k_bytes = op.k_bytes;
+    p.v_bytes = op.v_bytes;
+    p.alibi   = op.alibi;
+    p.q      = (const uint8_t *) op.q;
+    p.k      = (const uint8_t *) op.k;
+    p.v      = (const uint8_t *) op.v;
+    p.mask   = (const uint8_t *) op.mask;
+    p.sinks  = op.sinks;
+    p.dst    = (uint8_t *) op.dst;
+    p.query_high  = (__half *) (scratch + queries.high);
+    p.query_low   = (__half *) (scratch + queries.low);
+    p.query_scale = (float *) (scratch + queries.scales);
+    return p;
+}
+
+// For tests, and to see what the others take.
+static bool tiles_alone() {
+    static const char * const path = getenv("GGML_EXT_CUDA_PATH");
+    return path && strcmp(path, "tile") == 0;
+}
+
+static cudaError_t launch_split(const attn_params & p, const kv_cuda_split & split, cudaStream_t stream) {
+    return split.decode ? launch_decode(p, split, stream) : split.prefill ? launch_prefill(p, split, stream) : launch_tile(p, split, stream);
 }
 
 }  // namespace
@@ -198,51 +282,82 @@ bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device &
     if (device.cc < KV_CUDA_OLDEST || !kv::mask_is_small(op)) {
         return false;
     }
-    // For tests, and to see what the others take.
-    static const char * const path = getenv("GGML_EXT_CUDA_PATH");
-    const bool tiles_alone = path && strcmp(path, "tile") == 0;
-    if (tiles_alone || (!kv::plan_decode(op, device, plan) && !kv::plan_prefill(op, device, plan))) {
-        kv::plan_tile(op, device, plan);
+    plan.together = !kv::tiles_alone() && kv::plan_decode(op, device, plan.main);
+    if (!plan.together && (kv::tiles_alone() || !kv::plan_prefill(op, device, plan.main))) {
+        kv::plan_tile(op, device, plan.main);
+    }
+    plan.chunks = plan.main.chunks;
+    bool fits = plan.main.shared_bytes <= device.shared_bytes;
+    for (uint32_t i = 0; i < op.parts; ++i) {
+        const kv_cuda_attention part = kv::attention_of(op, i);
+        kv_cuda_split & split = plan.part[i];
+        if (plan.together) {
+            const uint32_t cells = kv::part_chunk_cells(plan.main);
+            split.chunks = (part.args.cells + cells - 1)/cells;
+        } else if (kv::tiles_alone() || (!kv::plan_decode(part, device, split) && !kv::plan_prefill(part, device, split))) {
+            kv::plan_tile(part, device, split);
+        }
+        fits = fits && kv::mask_is_small(part) && split.shared_bytes <= device.shared_bytes;
+        plan.chunks += split.chunks;
     }
     plan.scratch_bytes = kv::layout_of(op, plan).end;
-    return plan.shared_bytes <= device.shared_bytes;
+    return fits;
 }
 
 cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & plan, void * scratch, cudaStream_t stream) {
     const kv::scratch_layout at = kv::layout_of(op, plan);
     uint8_t * base = (uint8_t *) scratch;
-    kv::attn_params p = {};
-    p.args = op.args;
-    p.args.chunk_cells = plan.chunk_cells;
-    p.args.chunks      = plan.chunks;
-    p.k_kind  = op.k_kind;
-    p.v_kind  = op.v_kind;
-    p.q_kind  = op.q_kind;
-    p.k_size  = op.k_size;
-    p.v_size  = op.v_size;
-    p.k_bytes = op.k_bytes;
-    p.v_bytes = op.v_bytes;
-    p.alibi   = op.alibi;
-    p.q      = (const uint8_t *) op.q;
-    p.k      = (const uint8_t *) op.k;
-    p.v      = (const uint8_t *) op.v;
-    p.mask   = (const uint8_t *) op.mask;
-    p.sinks  = op.sinks;
-    p.dst    = (uint8_t *) op.dst;
-    p.query_high  = (__half *) base;
-    p.query_low   = (__half *) (base + at.low);
-    p.query_scale = (float *) (base + at.scales);
-    p.metas       = (float2 *) (base + at.metas);
-    p.sums        = (float *) (base + at.sums);
-
-    cudaError_t err;
-    if (plan.decode) {
-        err = kv::launch_decode(p, plan, stream);
-    } else {
-        err = kv::launch_queries(p, stream);
+    const auto with_sums = [&](kv::attn_params p) {
+        p.args.chunks = plan.chunks;
+        p.metas       = (float2 *) (base + at.metas);
+        p.sums        = (float *) (base + at.sums);
+        return p;
+    };
+    kv::attn_params main = with_sums(kv::params_of(op, plan.main, at.queries, base));
+    cudaError_t err = cudaSuccess;
+    if (plan.together && op.parts > 0) {
+        main.columns          = (const uint8_t *) op.columns;
+        main.columns_nb[0]    = op.recent.columns_nb[0];
+        main.columns_nb[1]    = op.recent.columns_nb[1];
+        main.column_count     = op.recent.columns;
+        main.part_chunk_cells = kv::part_chunk_cells(plan.main);
+        main.part[1].first_chunk = plan.chunks;
+        for (uint32_t i = 0, first = plan.main.chunks; i < op.parts; ++i) {
+            const kv_cuda_recent & from = op.part[i];
+            kv::attn_part & part = main.part[i];
+            part.k            = (const uint8_t *) from.k;
+            part.v            = (const uint8_t *) from.v;
+            part.count        = from.args.cells;
+            part.first_column = from.first_column;
+            part.first_chunk  = first;
+            memcpy(part.k_nb, from.args.k_nb, sizeof(part.k_nb));
+            memcpy(part.v_nb, from.args.v_nb, sizeof(part.v_nb));
+            first += plan.part[i].chunks;
+        }
+    } else if (op.parts > 0) {
+        main.hidden = (const uint32_t *) (base + at.hidden);
+        err = kv::launch_columns(op, base + at.hidden, base + at.mask, stream);
+    }
+    if (err == cudaSuccess && !plan.main.decode) {
+        err = kv::launch_queries(main, stream);
+    }
+    if (err == cudaSuccess) {
+        err = kv::launch_split(main, plan.main, stream);
+    }
+    bool made = at.precise.high == at.queries.high;
+    for (uint32_t i = 0, first = plan.main.chunks; i < op.parts && !plan.together && err == cudaSuccess; ++i) {
+        const kv_cuda_split & split = plan.part[i];
+        kv::attn_params p = with_sums(kv::params_of(kv::attention_of(op, i), split, at.precise, base));
+        p.mask = base + at.mask + sizeof(__half)*op.part[i].first_column;
+        p.args.first_chunk = first;
+        first += split.chunks;
+        if (!split.decode && !made) {
+            err  = kv::launch_queries(p, stream);
+            made = true;
+        }
         if (err == cudaSuccess) {
-            err = plan.prefill ? kv::launch_prefill(p, plan, stream) : kv::launch_tile(p, plan, stream);
+            err = kv::launch_split(p, split, stream);
         }
     }
-    return err == cudaSuccess ? kv::launch_merge(p, stream) : err;
+    return err == cudaSuccess ? kv::launch_merge(main, stream) : err;
 }

@@ -38,8 +38,18 @@ cudaError_t kv_cuda_copy_rows(const kv_cuda_rows & op, cudaStream_t stream);
 
 // Attention.
 
+// Precise rows of recent cells, of the head sizes of K and V: an attention of its own over `part` columns, joined with the others.
+struct kv_cuda_recent {
+    kv_attn_args args;
+    uint32_t     k_kind, v_kind;
+    uint32_t     k_bytes, v_bytes;
+    uint32_t     first_column;
+    const void * k;
+    const void * v;
+};
+
 struct kv_cuda_attention {
-    kv_attn_args  args; // chunks and chunk_cells are the plan's
+    kv_attn_args  args; // how it is split is the plan's
     uint32_t      k_kind, v_kind, q_kind;
     uint32_t      k_size, v_size;   // values of a head
     uint32_t      k_bytes, v_bytes; // of its row
@@ -50,10 +60,15 @@ struct kv_cuda_attention {
     const void *  mask;  // null for none
     const float * sinks; // null for none
     void *        dst;
+    // precise rows: a window, and the batch's own
+    uint32_t       parts; // none, one or both
+    kv_cuda_recent part[2];
+    kv_recent_args recent;
+    const void *   columns; // i64: the cell of each column
 };
 
-// How an attention is split, and what it needs meanwhile.
-struct kv_cuda_plan {
+// How an attention over some rows is split.
+struct kv_cuda_split {
     bool     decode;      // by the kernels of kv_decode.cu,
     bool     prefill;     // of kv_prefill.cu; else by those of kv_tile.cu
     int      row_blocks;  // tile, prefill: blocks of 16 query rows in a thread block
@@ -62,7 +77,14 @@ struct kv_cuda_plan {
     uint32_t chunk_cells;
     uint32_t chunks;
     size_t   shared_bytes;
-    size_t   scratch_bytes;
+    size_t   shared_limit; // the device's
+};
+
+struct kv_cuda_plan {
+    kv_cuda_split main, part[2];
+    bool          together; // one kernel for the cache and all precise rows
+    uint32_t      chunks;   // of all
+    size_t        scratch_bytes;
 };
 
 // False where no kernel fits the device.

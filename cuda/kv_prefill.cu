@@ -25,12 +25,12 @@ struct prefill_memory {
     uint *   k_pairs, * v_pairs; // [256]
     uint *   masks;              // [row]
     float *  chain;              // delta: [cell] its factor of the cell before; [cell] the product of those of its lane up to here
-    uint *   kinds;              // delta: bits of cells that stand alone, and of empty ones
+    uint *   kinds;              // delta: bits of cells that stand alone, and of empty ones; then two words of hidden cells
     uint8_t * k_raw, * v_raw;
 };
 
 __host__ __device__ constexpr size_t prefill_bytes(uint rows, uint k_width) {
-    return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS + CELLS)*TILE_STEP + sizeof(float)*(K_ROWS*SCALES + 32 + 2*256 + rows + 2*CELLS + 4);
+    return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS + CELLS)*TILE_STEP + sizeof(float)*(K_ROWS*SCALES + 32 + 2*256 + rows + 2*CELLS + 8);
 }
 
 __device__ __forceinline__ prefill_memory carve(uint8_t * memory, uint rows, uint k_width, uint k_raw_bytes) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ prefill_memory carve(uint8_t * memory, uint rows, uin
     m.masks    = m.v_pairs + 256;
     m.chain    = (float *) (m.masks + rows);
     m.kinds    = (uint *) (m.chain + 2*CELLS);
-    m.k_raw    = (uint8_t *) (m.kinds + 4);
+    m.k_raw    = (uint8_t *) (m.kinds + 8);
     m.v_raw    = m.k_raw + k_raw_bytes;
     return m;
 }
@@ -187,6 +187,7 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
     const uint kv_stream = stream/(args.streams/args.kv_streams);
     const uint8_t * keys   = p.k + kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
     const uint8_t * values = p.v + kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
+    const uint * hidden = hidden_of(p, kv_stream);
     // Do 32 values share a scale?
     const bool wide = k_width % 32 == 0 && !KV_KIND_IS_POLAR(p.k_kind) && p.k_kind != KV_KIND_BF16 && p.k_kind != KV_KIND_F32;
     const bool mask_is_whole = (((uintptr_t) p.mask | args.mask_nb[0] | args.mask_nb[1] | args.mask_nb[2]) & 3) == 0;
@@ -232,15 +233,18 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
         acc[i/4][i % 4] = 0.0f;
     }
     const uint end = min(args.cells, (chunk + 1)*args.chunk_cells);
+    const uint2 range = hidden ? hidden_range(hidden, chunk*args.chunk_cells, end, m.kinds + 4) : make_uint2(~0u, 0);
     // The first tile from `cell` on that a row sees; a barrier for all.
     const auto visible_from = [&](uint cell) {
         for (; cell < end; cell += CELLS) {
-            bool any = !p.mask;
+            const bool look = cell + CELLS > range.x && cell < range.y;
+            const uint gone[2] = { look ? hidden[cell/32] : 0, look ? hidden[cell/32 + 1] : 0 };
+            bool any = !p.mask && (gone[0] & gone[1]) != ~0u;
             // Heads of a token share a mask, mostly: the row of its first head stands for all.
             const uint step = args.mask_rows[0] == 1 ? heads_per_kv : 1;
             for (uint r = warp*step; r < used + step - 1 && !any; r += WARPS*step) {
                 const uint at = m.masks[min(r, used - 1)];
-                any = bias_at(p, at, cell + lane, end) > HIDDEN || bias_at(p, at, cell + 32 + lane, end) > HIDDEN;
+                any = (bias_at(p, at, cell + lane, end) > HIDDEN && (gone[0] >> lane & 1) == 0) || (bias_at(p, at, cell + 32 + lane, end) > HIDDEN && (gone[1] >> lane & 1) == 0);
             }
             if (__syncthreads_or(any)) {
                 break;
@@ -285,6 +289,16 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
 #pragma unroll
             for (uint i = 0; i < 2*BLOCKS; ++i) {
                 masked[i/BLOCKS][i % BLOCKS] = two_masks(p, mask_at[i/BLOCKS], cell + 16*t + i % BLOCKS*2, end, mask_is_whole);
+            }
+        }
+        if (cell + CELLS > range.x && cell < range.y) {
+            // -inf, or not a number: hidden both.
+            const uint gone = hidden[(cell + 16*t)/32] >> 16*(t % 2);
+#pragma unroll
+            for (uint i = 0; i < BLOCKS; ++i) {
+                const uint bits = (gone >> 2*i & 1)*0xfc00u | (gone >> 2*i & 2)*0x7e000000u;
+                masked[0][i] |= bits;
+                masked[1][i] |= bits;
             }
         }
         next = visible_from(cell + CELLS);
@@ -412,14 +426,14 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
         if (r >= used) {
             continue;
         }
-        const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + chunk;
+        const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + args.first_chunk + chunk;
         if (t == 0) {
             p.metas[at] = make_float2(largest[n] <= HIDDEN ? HIDDEN : largest[n]/LOG2_E, sum[n]);
         }
 #pragma unroll
         for (uint i = 0; i < COLUMNS; ++i) {
             if (i*8 < v_width) {
-                *(float2 *) (p.sums + at*v_width + i*8 + 2*t) = make_float2(acc[i][2*n], acc[i][2*n + 1]);
+                *(float2 *) (p.sums + at*args.sum_width + i*8 + 2*t) = make_float2(acc[i][2*n], acc[i][2*n + 1]);
             }
         }
     }
@@ -444,7 +458,7 @@ static uint divided(uint a, uint b) {
 
 }  // namespace
 
-bool plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan) {
+bool plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan) {
     const uint k_width = width_of(op.k_kind, op.k_size), v_width = width_of(op.v_kind, op.v_size);
     const uint rows = op.args.heads/op.args.kv_heads*op.args.tokens;
     if (k_width > MOST_WIDTH || v_width > MOST_WIDTH || rows < 48) {
@@ -460,6 +474,7 @@ bool plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, k
         const uint wanted = divided(2*device.sms, blocks), most = divided(op.args.cells, 4*CELLS);
         const uint chunks = wanted < most ? wanted : most;
         plan.prefill     = true;
+        plan.shared_limit = device.shared_bytes;
         plan.row_blocks  = (int) warps;
         plan.chunk_cells = divided(divided(op.args.cells, chunks ? chunks : 1), CELLS)*CELLS;
         plan.chunks      = divided(op.args.cells, plan.chunk_cells);
@@ -468,11 +483,11 @@ bool plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, k
     return false;
 }
 
-cudaError_t launch_prefill(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream) {
+cudaError_t launch_prefill(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream) {
     const uint rows = p.args.heads/p.args.kv_heads*p.args.tokens, warps = (uint) plan.row_blocks;
     const uint k_width = width_of(p.k_kind, p.k_size), v_width = width_of(p.v_kind, p.v_size);
     const prefill_kernel kernel = kernel_of(warps, KV_KIND_IS_DELTA(p.k_kind), k_width, v_width);
-    const cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) plan.shared_bytes);
+    const cudaError_t err = allow_shared(kernel, plan);
     if (err != cudaSuccess) {
         return err;
     }

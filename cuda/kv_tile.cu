@@ -41,7 +41,7 @@ struct tile_memory {
     float *  slopes;      // [row]
     uint *   masks;       // [row]: where its mask begins
     float *  k_levels, * v_levels; // [16]
-    uint *   live;        // [2]: cells that somebody sees, a bit each
+    uint *   live;        // [2]: cells that somebody sees, a bit each; then two words of hidden cells
     uint *   k_pairs, * v_pairs;   // [256]: two levels of 4 bits as halves, of V by the unit of scales
     uint8_t * k_raw, * v_raw;      // [cell][raw_step]: rows as they are stored
 };
@@ -101,6 +101,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
     const uint kv_stream = stream/(args.streams/args.kv_streams);
     const uint8_t * keys   = p.k + kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
     const uint8_t * values = p.v + kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
+    const uint * hidden = hidden_of(p, kv_stream);
 
     fill_levels(p.k_kind, threadIdx.x, m.k_levels);
     fill_levels(p.v_kind, threadIdx.x, m.v_levels);
@@ -138,15 +139,18 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
     }
     const uint end = min(args.cells, (chunk + 1)*args.chunk_cells);
 
+    const uint2 range = hidden ? hidden_range(hidden, chunk*args.chunk_cells, end, m.live + 2) : make_uint2(~0u, 0);
     // The first tile from `cell` on that a row sees; a barrier for all.
     const auto visible_from = [&](uint cell) {
         for (; cell < end; cell += CELLS) {
-            bool any = !p.mask;
+            const bool look = cell + CELLS > range.x && cell < range.y;
+            const uint gone[2] = { look ? hidden[cell/32] : 0, look ? hidden[cell/32 + 1] : 0 };
+            bool any = !p.mask && (gone[0] & gone[1]) != ~0u;
             // Heads of a token share a mask, mostly: the row of its first head stands for all.
             const uint step = args.mask_rows[0] == 1 ? heads_per_kv : 1;
             for (uint r = args.mask_rows[0] == 1 ? warp*step : warp; r < used + step - 1 && !any; r += WARPS*step) {
                 const uint at = m.masks[min(r, used - 1)];
-                any = bias_at(p, at, cell + lane, end) > HIDDEN || bias_at(p, at, cell + 32 + lane, end) > HIDDEN;
+                any = (bias_at(p, at, cell + lane, end) > HIDDEN && (gone[0] >> lane & 1) == 0) || (bias_at(p, at, cell + 32 + lane, end) > HIDDEN && (gone[1] >> lane & 1) == 0);
             }
             if (__syncthreads_or(any)) {
                 break;
@@ -181,6 +185,13 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
             const uint at = m.masks[min(warp + 4*n, used - 1)];
             bias[n][0] = bias_at(p, at, cell + lane, end);
             bias[n][1] = bias_at(p, at, cell + 32 + lane, end);
+        }
+        if (cell + CELLS > range.x && cell < range.y) {
+            const bool gone[2] = { (hidden[cell/32] >> lane & 1) != 0, (hidden[cell/32 + 1] >> lane & 1) != 0 };
+#pragma unroll
+            for (uint n = 0; n < 8*MB; ++n) {
+                bias[n/2][n % 2] = gone[n % 2] ? -INFINITY : bias[n/2][n % 2];
+            }
         }
         next = visible_from(cell + CELLS);
         wait_staged();
@@ -385,7 +396,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
             if (r >= used) {
                 continue;
             }
-            const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + chunk;
+            const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + args.first_chunk + chunk;
             if (warp == 0 && t == 0) {
                 p.metas[at] = make_float2(m.softs[2*r], m.softs[2*r + 1]);
             }
@@ -393,7 +404,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
             for (int i = 0; i < NS*4; ++i) {
                 const uint column = i/4*SLAB + warp*32 + i % 4*8 + 2*t;
                 if (column < v_width) {
-                    *(float2 *) (p.sums + at*v_width + column) =
+                    *(float2 *) (p.sums + at*args.sum_width + column) =
                         make_float2(acc[mb][i/4][i % 4][2*half_of], acc[mb][i/4][i % 4][2*half_of + 1]);
                 }
             }
@@ -420,7 +431,7 @@ static uint divided(uint a, uint b) {
 
 }  // namespace
 
-void plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan) {
+void plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan) {
     const uint k_width = width_of(op.k_kind, op.k_size), v_width = width_of(op.v_kind, op.v_size);
     const uint rows = op.args.heads/op.args.kv_heads*op.args.tokens;
     for (const tile_instance & i : INSTANCES) {
@@ -432,6 +443,7 @@ void plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_c
         }
     }
     const size_t raw = CELLS*(raw_step_of(op.k_bytes) + raw_step_of(op.v_bytes));
+    plan.shared_limit = device.shared_bytes;
     plan.staged = plan.shared_bytes + raw <= device.shared_bytes;
     plan.shared_bytes += plan.staged ? raw : 0;
     const uint blocks = divided(rows, 16*plan.row_blocks)*op.args.kv_heads*op.args.streams;
@@ -442,13 +454,13 @@ void plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_c
     plan.chunks      = divided(op.args.cells, plan.chunk_cells);
 }
 
-cudaError_t launch_tile(const attn_params & p, const kv_cuda_plan & plan, cudaStream_t stream) {
+cudaError_t launch_tile(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream) {
     const uint rows = p.args.heads/p.args.kv_heads*p.args.tokens;
     for (const tile_instance & i : INSTANCES) {
         if (i.row_blocks != plan.row_blocks || i.slabs != plan.slabs) {
             continue;
         }
-        const cudaError_t err = cudaFuncSetAttribute(i.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) plan.shared_bytes);
+        const cudaError_t err = allow_shared(i.kernel, plan);
         if (err != cudaSuccess) {
             return err;
         }

@@ -76,6 +76,10 @@ struct kv_attn_args {
     float softcap;
     float slope_low;  // base of ALiBi's slopes below slope_heads
     float slope_high; // and from there on
+    uint32_t first_chunk;  // where the chunks of this dispatch begin among all
+    uint32_t main_chunks;  // chunks of the cache; those behind them are of precise rows
+    uint32_t sum_width;    // values of a chunk's sum: V's width
+    uint32_t hidden_words; // of a KV stream, where cells have a bit each: is there a precise row?
     uint32_t padding;
     uint64_t q_nb[3];
     uint64_t k_nb[3];
@@ -83,6 +87,25 @@ struct kv_attn_args {
     uint64_t mask_nb[3];
     uint64_t dst_nb[3];
 };
+
+// kv_attn_columns. A column is a precise row of a recent cell: `columns` of them stand for the cells that they name, if these
+// are below `cells`. Out of it come the bits of those cells, and the mask of the columns: [stream][mask head][token][column].
+struct kv_recent_args {
+    uint32_t cells;
+    uint32_t columns;
+    uint32_t tokens; // 1 where there is no mask
+    uint32_t streams;
+    uint32_t kv_streams;
+    uint32_t mask_rows[2];
+    uint32_t hidden_words;
+    uint64_t columns_nb[2]; // from column to column, from KV stream to KV stream
+    uint64_t mask_nb[3];
+    uint64_t row_bytes; // of the columns' mask
+};
+
+// Cells that a threadgroup of kv_attn_columns makes the bits of.
+#define KV_COLUMNS_CELLS 2048
+#define KV_HIDDEN_WORDS(cells) (((cells) + 63)/64*2)
 
 // Query heads that a decoding threadgroup takes at most, and the room that they share: rows * width stays within it, for K
 // and for V.

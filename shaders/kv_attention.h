@@ -20,7 +20,9 @@ constant bool FC_attn_mask [[function_constant(14)]];
 constant bool FC_attn_softcap [[function_constant(15)]];
 constant bool FC_attn_sinks [[function_constant(16)]];
 constant bool FC_attn_alibi [[function_constant(17)]];
+constant bool FC_attn_whole [[function_constant(19)]]; // one chunk and no precise rows: no second step
 constant int FC_attn_q_kind [[function_constant(20)]]; // KV_KIND_F32 or KV_KIND_F16
+constant bool FC_attn_hides [[function_constant(21)]]; // cells that have precise rows are left out
 
 // ALiBi.
 static inline float kv_attn_slope(constant kv_attn_args & args, uint head) {
@@ -46,8 +48,13 @@ static inline float kv_rescale(float from, float to) {
     return from <= KV_HIDDEN ? 0.0f : exp(from - to);
 }
 
-// What the mask adds to the score of a cell, KV_HIDDEN where it must not be seen. `mask` is the row of the token.
-static inline float kv_attn_bias(constant kv_attn_args & args, device const uchar * mask, uint head, uint cell) {
+// What the mask adds to the score of a cell, KV_HIDDEN where it must not be seen. `mask` is the row of the token, `hidden` the
+// bits of the KV stream's cells.
+static inline float kv_attn_bias(
+        constant kv_attn_args & args, device const uchar * mask, device const uint * hidden, uint head, uint cell) {
+    if (FC_attn_hides && (hidden[cell/32] >> cell % 32 & 1) != 0) {
+        return KV_HIDDEN;
+    }
     if (!FC_attn_mask) {
         return 0.0f;
     }
@@ -102,6 +109,13 @@ static inline void kv_attn_end(
             result[first + i] = z[i/2][i % 2];
         }
     }
+}
+
+// Where the partial result of a chunk goes: the largest score, the sum, and the vector.
+static inline device float * kv_attn_partial(
+        constant kv_attn_args & args, device float * partials, uint head, uint token, uint stream, uint chunk) {
+    const ulong at = (((ulong) stream*args.tokens + token)*args.heads + head)*args.chunks + args.first_chunk + chunk;
+    return partials + at*(args.sum_width + 2);
 }
 
 static inline device float * kv_attn_result(constant kv_attn_args & args, device uchar * dst, uint head, uint token, uint stream) {

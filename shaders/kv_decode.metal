@@ -1,4 +1,5 @@
 // kv_attn_decode: one threadgroup for a KV head, a chunk of its cells and a query token. kv_attn_merge: its second step.
+// kv_attn_hidden, kv_attn_columns: before both, where recent cells have precise rows.
 //
 //     q' = R q                        once per query head, by a simdgroup each
 //     s  = q' . k                     32 cells at a time for each simdgroup
@@ -28,7 +29,6 @@
 using namespace metal;
 
 constant int FC_attn_rows [[function_constant(18)]]; // query heads of a threadgroup
-constant bool FC_attn_whole [[function_constant(19)]]; // one chunk: no second step
 
 // V's values of one lane, for all query heads.
 #define KV_ATTN_LANE_VALUES (KV_ATTN_VALUES/32)
@@ -98,6 +98,7 @@ kernel void kv_attn_decode(
         device const float * sinks [[buffer(5)]],
         device uchar * dst [[buffer(6)]],
         device float * partials [[buffer(7)]],
+        device const uint * hidden [[buffer(8)]],
         threadgroup float * memory [[threadgroup(0)]],
         uint3 group [[threadgroup_position_in_grid]],
         ushort simdgroup [[simdgroup_index_in_threadgroup]],
@@ -140,6 +141,7 @@ kernel void kv_attn_decode(
     keys += kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
     values += kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
     mask += token*args.mask_nb[0] + stream % args.mask_rows[1]*args.mask_nb[2];
+    hidden += kv_stream*args.hidden_words;
     const uint end = min(args.cells, (chunk + 1)*args.chunk_cells);
     const bool is_delta = KV_KIND_IS_DELTA(FC_attn_k_kind);
     const uint together = is_delta ? KV_DELTA_CELLS : 32;
@@ -160,11 +162,11 @@ kernel void kv_attn_decode(
         float s[KV_ATTN_ROWS] = {}, bias[KV_ATTN_ROWS];
         bool seen = false, needed = false;
         for (uint r = 0; r < used; ++r) {
-            bias[r] = cell < end ? kv_attn_bias(args, mask, first_head + r, cell) : KV_HIDDEN;
+            bias[r] = cell < end ? kv_attn_bias(args, mask, hidden, first_head + r, cell) : KV_HIDDEN;
             seen = seen || bias[r] != KV_HIDDEN;
             // The first half of a group is needed by the second.
             if (is_delta && half_of == 0 && cell + 32 < end) {
-                needed = needed || kv_attn_bias(args, mask, first_head + r, cell + 32) != KV_HIDDEN;
+                needed = needed || kv_attn_bias(args, mask, hidden, first_head + r, cell + 32) != KV_HIDDEN;
             }
         }
         // 32 cells that nobody sees are not read.
@@ -261,8 +263,7 @@ kernel void kv_attn_decode(
     }
     if (!FC_attn_whole) {
         for (uint r = 0; r < used && simdgroup == 0; ++r) {
-            const ulong at = (((ulong) stream*args.tokens + token)*args.heads + first_head + r)*args.chunks + chunk;
-            device float * partial = partials + at*step;
+            device float * partial = kv_attn_partial(args, partials, first_head + r, token, stream, chunk);
             if (lane == 0) {
                 partial[0] = soft[r].largest;
                 partial[1] = soft[r].sum;
@@ -299,6 +300,65 @@ kernel void kv_attn_decode(
     }
 }
 
+// The cell of a column, or that there is none.
+static inline long kv_column_cell(constant kv_recent_args & args, device const uchar * columns, uint column, uint kv_stream) {
+    const long cell = *(device const long *) (columns + column*args.columns_nb[0] + kv_stream*args.columns_nb[1]);
+    return cell >= 0 && cell < (long) args.cells ? cell : -1;
+}
+
+// Bits of cells that have precise rows: a threadgroup for KV_COLUMNS_CELLS cells of a KV stream.
+kernel void kv_attn_hidden(
+        constant kv_recent_args & args [[buffer(0)]],
+        device const uchar * columns [[buffer(1)]],
+        device uint * hidden [[buffer(3)]],
+        threadgroup uchar * flags [[threadgroup(0)]],
+        uint3 group [[threadgroup_position_in_grid]],
+        uint thread_index [[thread_index_in_threadgroup]],
+        uint3 threads [[threads_per_threadgroup]]) {
+    const uint first = group.x*KV_COLUMNS_CELLS;
+    for (uint i = thread_index; i < KV_COLUMNS_CELLS; i += threads.x) {
+        flags[i] = 0;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = thread_index; i < args.columns; i += threads.x) {
+        const long cell = kv_column_cell(args, columns, i, group.y);
+        if (cell >= (long) first && cell < (long) (first + KV_COLUMNS_CELLS)) {
+            flags[cell - (long) first] = 1;
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint i = thread_index; i < KV_COLUMNS_CELLS/32; i += threads.x) {
+        uint word = 0;
+        for (uint n = 0; n < 32; ++n) {
+            word |= (uint) flags[32*i + n] << n;
+        }
+        if (first/32 + i < args.hidden_words) {
+            hidden[group.y*args.hidden_words + first/32 + i] = word;
+        }
+    }
+}
+
+// The mask of the columns: a threadgroup for a token, a head of the mask and a query stream.
+kernel void kv_attn_columns(
+        constant kv_recent_args & args [[buffer(0)]],
+        device const uchar * columns [[buffer(1)]],
+        device const uchar * mask [[buffer(2)]],
+        device uchar * rows [[buffer(4)]],
+        uint3 group [[threadgroup_position_in_grid]],
+        uint thread_index [[thread_index_in_threadgroup]],
+        uint3 threads [[threads_per_threadgroup]]) {
+    const uint token = group.x, head = group.y, stream = group.z, kv_stream = stream/(args.streams/args.kv_streams);
+    device const ushort * from =
+        (device const ushort *) (mask + token*args.mask_nb[0] + head*args.mask_nb[1] + stream % args.mask_rows[1]*args.mask_nb[2]);
+    device ushort * to =
+        (device ushort *) (rows + (((ulong) stream*args.mask_rows[0] + head)*args.tokens + token)*args.row_bytes);
+    for (uint i = thread_index; i < args.columns; i += threads.x) {
+        const long cell = kv_column_cell(args, columns, i, kv_stream);
+        const ushort gone = 0xfc00; // -inf
+        to[i] = cell < 0 ? gone : FC_attn_mask ? from[cell] : (ushort) 0;
+    }
+}
+
 // One simdgroup for a query head and token.
 kernel void kv_attn_merge(
         constant kv_attn_args & args [[buffer(0)]],
@@ -309,6 +369,7 @@ kernel void kv_attn_merge(
         uint3 group [[threadgroup_position_in_grid]],
         ushort lane [[thread_index_in_simdgroup]]) {
     const uint head = group.x, token = group.y, stream = group.z, size = kv_width(FC_attn_v_kind, FC_attn_v_size);
+    const uint narrow = FC_attn_v_size; // precise rows have nothing in turbo's second half
     const ulong at = (((ulong) stream*args.tokens + token)*args.heads + head)*args.chunks;
     device const float * partial = partials + at*(size + 2);
     kv_softmax all;
@@ -325,7 +386,7 @@ kernel void kv_attn_merge(
     all.sum = simd_sum(all.sum);
     for (uint i = lane; i < size; i += 32) {
         float sum = 0.0f;
-        for (uint c = 0; c < args.chunks; ++c) {
+        for (uint c = 0; c < (i < narrow ? args.chunks : args.main_chunks); ++c) {
             device const float * p = partial + c*(size + 2);
             sum = fma(p[2 + i], kv_rescale(p[0], all.largest), sum);
         }

@@ -57,6 +57,8 @@ kernel void kv_attn_prefill(
         device const uchar * mask [[buffer(4)]],
         device const float * sinks [[buffer(5)]],
         device uchar * dst [[buffer(6)]],
+        device float * partials [[buffer(7)]],
+        device const uint * hidden [[buffer(8)]],
         threadgroup float * memory [[threadgroup(0)]],
         uint3 group [[threadgroup_position_in_grid]],
         ushort simdgroup [[simdgroup_index_in_threadgroup]],
@@ -110,6 +112,7 @@ kernel void kv_attn_prefill(
     keys += kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
     values += kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
     mask += stream % args.mask_rows[1]*args.mask_nb[2];
+    hidden += kv_stream*args.hidden_words;
 
     // Of a group of delta's cells: q.m, and w of the last cell so far.
     float base[KV_PREFILL_OWN_ROWS], carry[KV_PREFILL_OWN_ROWS];
@@ -123,7 +126,7 @@ kernel void kv_attn_prefill(
         for (uint r = simdgroup; r < rows; r += KV_PREFILL_SIMDGROUPS) {
             const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
             const bool there = row < all_rows && cell + lane < args.cells;
-            const float bias = there ? kv_attn_bias(args, mask + token*args.mask_nb[0], head, cell + lane) : KV_HIDDEN;
+            const float bias = there ? kv_attn_bias(args, mask + token*args.mask_nb[0], hidden, head, cell + lane) : KV_HIDDEN;
             any = any || bias != KV_HIDDEN;
         }
         seen[simdgroup*KV_PREFILL_CELLS + lane] = any ? 1.0f : 0.0f;
@@ -180,7 +183,7 @@ kernel void kv_attn_prefill(
         for (uint r = simdgroup; r < rows; r += KV_PREFILL_SIMDGROUPS) {
             const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
             const bool there = row < all_rows && cell + lane < args.cells;
-            const float bias = there ? kv_attn_bias(args, mask + token*args.mask_nb[0], head, cell + lane) : KV_HIDDEN;
+            const float bias = there ? kv_attn_bias(args, mask + token*args.mask_nb[0], hidden, head, cell + lane) : KV_HIDDEN;
             float product = s[r*KV_PREFILL_CELLS + lane];
             if (is_delta) {
                 const uint own = r/KV_PREFILL_SIMDGROUPS;
@@ -253,6 +256,16 @@ kernel void kv_attn_prefill(
         const uint row = first_row + r;
         if (row < all_rows) {
             const uint token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+            if (!FC_attn_whole) {
+                device float * partial = kv_attn_partial(args, partials, head, token, stream, 0);
+                if (lane < 2) {
+                    partial[lane] = softs[2*r + lane];
+                }
+                for (uint i = lane; i < v_width; i += 32) {
+                    partial[2 + i] = o[r*v_width + i];
+                }
+                continue;
+            }
             kv_softmax soft;
             soft.largest = softs[2*r];
             soft.sum = softs[2*r + 1];

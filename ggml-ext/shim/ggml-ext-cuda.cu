@@ -43,6 +43,26 @@ static kv_cuda_attention describe_attention(const ggml_tensor * op) {
     res.mask   = mask ? mask->data : nullptr;
     res.sinks  = sinks ? (const float *) sinks->data : nullptr;
     res.dst    = op->data;
+    if (!has_recent(op)) {
+        return res;
+    }
+    res.recent  = recent_args(op, res.args);
+    res.columns = op->src[SRC_CELLS]->data;
+    for (int i : { SRC_WINDOW_K, SRC_BATCH_K }) {
+        const ggml_tensor * pk = op->src[i], * pv = op->src[i + 1];
+        if (!pk) {
+            continue;
+        }
+        kv_cuda_recent & part = res.part[res.parts++];
+        part.args         = recent_attention_args(res.args, res.recent, pk, pv);
+        part.k_kind       = describe(pk).kind;
+        part.v_kind       = describe(pv).kind;
+        part.k_bytes      = (uint32_t) describe(pk).bytes;
+        part.v_bytes      = (uint32_t) describe(pv).bytes;
+        part.first_column = i == SRC_WINDOW_K ? 0 : (uint32_t) op->src[SRC_WINDOW_K]->ne[1];
+        part.k            = pk->data;
+        part.v            = pv->data;
+    }
     return res;
 }
 

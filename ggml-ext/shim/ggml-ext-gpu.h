@@ -167,6 +167,66 @@ inline std::string refuse_copy(const backend & b, const ggml_tensor * op) {
     return "";
 }
 
+// Sources of an attention beside those of ggml: precise rows of recent cells, of a window and of the batch itself.
+enum { SRC_WINDOW_K = 5, SRC_WINDOW_V, SRC_CELLS, SRC_BATCH_K, SRC_BATCH_V };
+
+inline bool has_recent(const ggml_tensor * op) {
+    return std::any_of(op->src + SRC_WINDOW_K, op->src + SRC_BATCH_V + 1, [](const ggml_tensor * t) { return t != nullptr; });
+}
+
+// The type of precise rows beside rows of this one.
+inline ggml_type precise_type(const ggml_tensor * t) {
+    return ggml_ext_is_ours(t->type) ? (ggml_type) (KV_KIND_SRFT8 + (t->type - GGML_EXT_TYPE_BASE) % 16) :
+           is_float(t->type) ? t->type : GGML_TYPE_F16;
+}
+
+inline std::string refuse_pieces(const ggml_tensor * t) {
+    if (t->nb[0] != ggml_type_size(t->type)) {
+        return "rows that are not in one piece";
+    }
+    // kernels read four floats at once
+    if (is_float(t->type) && (t->nb[1] | t->nb[2] | t->nb[3] | t->view_offs) % (4*ggml_type_size(t->type)) != 0) {
+        return "rows of floats that are not aligned to four";
+    }
+    return "";
+}
+
+inline std::string refuse_recent(const ggml_tensor * op) {
+    const ggml_tensor * k = op->src[1], * v = op->src[2], * cells = op->src[SRC_CELLS];
+    const ggml_tensor * kw = op->src[SRC_WINDOW_K], * kb = op->src[SRC_BATCH_K];
+    for (int i = SRC_WINDOW_K; i <= SRC_BATCH_V; i++) {
+        const bool needed = i <= SRC_CELLS || op->src[SRC_BATCH_K] || op->src[SRC_BATCH_V];
+        if (needed && !op->src[i]) {
+            return "precise rows without src[" + std::to_string(i) + "]";
+        }
+    }
+    for (int i : { SRC_WINDOW_K, SRC_BATCH_K }) {
+        for (int side : { 0, 1 }) {
+            const ggml_tensor * t = op->src[i + side], * main = side == 0 ? k : v;
+            if (!t) {
+                continue;
+            }
+            if (t->type != precise_type(main)) {
+                return std::string("precise rows of ") + ggml_type_name(t->type) + " beside rows of " + ggml_type_name(main->type);
+            }
+            if (t->ne[0] != main->ne[0] || t->ne[1] != op->src[i]->ne[1] || t->ne[1] < 1 || t->ne[1] >= 1 << 24 || t->ne[2] != main->ne[2] || t->ne[3] != main->ne[3]) {
+                return "precise rows in src[" + std::to_string(i + side) + "] whose shape is not that of K and V";
+            }
+            const std::string why = refuse_pieces(t);
+            if (!why.empty()) {
+                return why;
+            }
+        }
+    }
+    if (cells->type != GGML_TYPE_I64 || cells->nb[0] % 8 != 0 || cells->nb[1] % 8 != 0) {
+        return std::string("cells of precise rows as ") + ggml_type_name(cells->type) + ", not i64";
+    }
+    if (cells->ne[0] != kw->ne[1] + (kb ? kb->ne[1] : 0) || cells->ne[1] != k->ne[3] || cells->ne[2] != 1 || cells->ne[3] != 1) {
+        return "another number of cells than of precise rows";
+    }
+    return "";
+}
+
 inline std::string refuse_attention(const backend & b, const ggml_tensor * op) {
     const ggml_tensor * q = op->src[0], * k = op->src[1], * v = op->src[2], * mask = op->src[3], * sinks = op->src[4];
     const rows_of kr = describe(k), vr = describe(v);
@@ -183,12 +243,9 @@ inline std::string refuse_attention(const backend & b, const ggml_tensor * op) {
         return std::string("queries of ") + ggml_type_name(q->type) + ", or not in one piece";
     }
     for (const ggml_tensor * t : { k, v }) {
-        if (t->nb[0] != ggml_type_size(t->type)) {
-            return "rows that are not in one piece";
-        }
-        // kernels read four floats at once
-        if (is_float(t->type) && (t->nb[1] | t->nb[2] | t->nb[3] | t->view_offs) % (4*ggml_type_size(t->type)) != 0) {
-            return "rows of floats that are not aligned to four";
+        const std::string why = refuse_pieces(t);
+        if (!why.empty()) {
+            return why;
         }
     }
     if (q->ne[0] != k->ne[0] || k->ne[1] != v->ne[1] || k->ne[2] != v->ne[2] || k->ne[3] != v->ne[3] ||
@@ -210,7 +267,7 @@ inline std::string refuse_attention(const backend & b, const ggml_tensor * op) {
     if (op->type != GGML_TYPE_F32 || op->nb[0] != 4) {
         return "a result that is not f32";
     }
-    return "";
+    return has_recent(op) ? refuse_recent(op) : "";
 }
 
 // Why an op that concerns our types is not the backend's, empty where it is. What depends on the device comes on top.
@@ -309,11 +366,54 @@ inline kv_attn_args attention_args(const ggml_tensor * op) {
     strides(args.k_nb, k);
     strides(args.v_nb, v);
     strides(args.dst_nb, op);
+    args.sum_width   = (uint32_t) describe(v).width;
+    args.hidden_words = has_recent(op) ? KV_HIDDEN_WORDS(args.cells) : 0;
     if (mask) {
         args.mask_rows[0] = (uint32_t) mask->ne[2];
         args.mask_rows[1] = (uint32_t) mask->ne[3];
         strides(args.mask_nb, mask);
     }
+    return args;
+}
+
+// What kv_attn_columns is told. The mask of the columns is for every query stream, since streams of queries may share the cells of one.
+inline kv_recent_args recent_args(const ggml_tensor * op, const kv_attn_args & main) {
+    const ggml_tensor * cells = op->src[SRC_CELLS], * mask = op->src[3];
+    kv_recent_args args = {};
+    args.cells         = main.cells;
+    args.columns       = (uint32_t) cells->ne[0];
+    args.tokens        = mask ? main.tokens : 1;
+    args.streams       = main.streams;
+    args.kv_streams    = main.kv_streams;
+    args.mask_rows[0]  = main.mask_rows[0];
+    args.mask_rows[1]  = main.mask_rows[1];
+    args.hidden_words  = KV_HIDDEN_WORDS(main.cells);
+    args.columns_nb[0] = cells->nb[0];
+    args.columns_nb[1] = cells->nb[1];
+    args.row_bytes     = GGML_PAD(2*args.columns, 16);
+    memcpy(args.mask_nb, main.mask_nb, sizeof(args.mask_nb));
+    return args;
+}
+
+inline size_t hidden_bytes(const kv_recent_args & args) {
+    return sizeof(uint32_t)*args.hidden_words*args.kv_streams;
+}
+
+inline size_t columns_mask_bytes(const kv_recent_args & args) {
+    return args.row_bytes*args.tokens*args.mask_rows[0]*args.streams;
+}
+
+// An attention over precise rows alone, with the mask of their columns.
+inline kv_attn_args recent_attention_args(const kv_attn_args & main, const kv_recent_args & recent, const ggml_tensor * k, const ggml_tensor * v) {
+    kv_attn_args args = main;
+    args.cells        = args.k_cells = (uint32_t) k->ne[1];
+    args.hidden_words = 0;
+    strides(args.k_nb, k);
+    strides(args.v_nb, v);
+    args.mask_rows[1] = recent.streams;
+    args.mask_nb[0]   = recent.tokens > 1 ? recent.row_bytes : 0;
+    args.mask_nb[1]   = recent.row_bytes*recent.tokens;
+    args.mask_nb[2]   = args.mask_nb[1]*recent.mask_rows[0];
     return args;
 }
 

@@ -48,8 +48,7 @@ struct attention_plan {
     size_t  memory;      // bytes of threadgroup memory
 };
 
-attention_plan plan_of(const ggml_tensor * op) {
-    const ggml_tensor * q = op->src[0], * k = op->src[1], * v = op->src[2];
+attention_plan plan_of(const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v) {
     const rows_of kr = describe(k), vr = describe(v);
     const int  widest = std::max(kr.width, vr.width);
     const int  heads_per_kv = (int) (q->ne[2]/k->ne[2]);
@@ -76,8 +75,44 @@ attention_plan plan_of(const ggml_tensor * op) {
     return plan;
 }
 
-size_t partials_offset(const ggml_tensor * op) {
-    return GGML_PAD(ggml_nbytes(op), 16);
+// An op: the cache, and where there are precise rows a window of them and a batch.
+struct attention_part {
+    const ggml_tensor * k, * v;
+    uint32_t            first_column;
+    attention_plan      plan;
+};
+
+struct attention_parts {
+    std::vector<attention_part> all;
+    int                         chunks = 0;
+    bool                        whole;  // one dispatch makes the result
+    kv_attn_args                args;
+    kv_recent_args              recent = {};
+    // behind the result
+    size_t                      partials, hidden, mask, end;
+};
+
+attention_parts parts_of(const ggml_tensor * op) {
+    attention_parts res;
+    res.args = attention_args(op);
+    for (int i : { 1, (int) SRC_WINDOW_K, (int) SRC_BATCH_K }) {
+        if (op->src[i]) {
+            const uint32_t first = i == SRC_BATCH_K ? (uint32_t) op->src[SRC_WINDOW_K]->ne[1] : 0;
+            res.all.push_back({ op->src[i], op->src[i + 1], first, plan_of(op->src[0], op->src[i], op->src[i + 1]) });
+            res.chunks += res.all.back().plan.chunks;
+        }
+    }
+    res.whole    = res.chunks == 1;
+    res.partials = GGML_PAD(ggml_nbytes(op), 16);
+    const size_t results = op->src[0]->ne[1]*op->src[0]->ne[2]*op->src[0]->ne[3];
+    res.hidden = res.partials + (res.whole ? 0 : GGML_PAD(sizeof(float)*results*res.chunks*(res.args.sum_width + 2), 16));
+    res.mask = res.end = res.hidden;
+    if (has_recent(op)) {
+        res.recent = recent_args(op, res.args);
+        res.mask   = res.hidden + GGML_PAD(hidden_bytes(res.recent), 16);
+        res.end    = res.mask + columns_mask_bytes(res.recent);
+    }
+    return res;
 }
 
 std::string refusal_on(ggml_metal_device_t dev, const ggml_tensor * op) {
@@ -86,10 +121,12 @@ std::string refusal_on(ggml_metal_device_t dev, const ggml_tensor * op) {
         return "the GPU has no simdgroup matrices or too little threadgroup memory (an Apple GPU from M1 on is needed)";
     }
     const std::string why = refusal(METAL, op);
-    if (why.empty() && op->op == GGML_OP_FLASH_ATTN_EXT && plan_of(op).memory > THREADGROUP_ROOM) {
-        return "rows too wide for threadgroup memory";
+    if (!why.empty() || op->op != GGML_OP_FLASH_ATTN_EXT) {
+        return why;
     }
-    return why;
+    const attention_parts parts = parts_of(op);
+    const bool fits = std::all_of(parts.all.begin(), parts.all.end(), [](const attention_part & p) { return p.plan.memory <= THREADGROUP_ROOM; });
+    return fits ? "" : "rows too wide for threadgroup memory";
 }
 
 // pipelines
@@ -197,62 +234,96 @@ void encode_copy(ggml_metal_device_t dev, ggml_metal_encoder_t enc, const ggml_t
     }
 }
 
+// Which cells have precise rows, and the mask of these.
+void encode_columns(ggml_metal_device_t dev, ggml_metal_encoder_t enc, const ggml_tensor * op, const attention_parts & parts) {
+    const ggml_tensor * mask = op->src[3];
+    const ggml_metal_buffer_id dst = buffer_of(op);
+    const std::vector<constant> constants = { { 14, mask != nullptr, true } };
+    ggml_metal_encoder_set_pipeline(enc, pipeline(dev, "kv_decode", "kv_attn_hidden", constants));
+    ggml_metal_encoder_set_bytes (enc, const_cast<kv_recent_args *>(&parts.recent), sizeof(parts.recent), 0);
+    ggml_metal_encoder_set_buffer(enc, buffer_of(op->src[SRC_CELLS]), 1);
+    ggml_metal_encoder_set_buffer(enc, { dst.metal, dst.offs + parts.hidden }, 3);
+    set_memory(enc, KV_COLUMNS_CELLS);
+    ggml_metal_encoder_dispatch_threadgroups(enc, divided(parts.recent.cells, KV_COLUMNS_CELLS), parts.recent.kv_streams, 1, 32*SIMDGROUPS, 1, 1);
+
+    ggml_metal_encoder_set_pipeline(enc, pipeline(dev, "kv_decode", "kv_attn_columns", constants));
+    ggml_metal_encoder_set_bytes (enc, const_cast<kv_recent_args *>(&parts.recent), sizeof(parts.recent), 0);
+    ggml_metal_encoder_set_buffer(enc, buffer_of(op->src[SRC_CELLS]), 1);
+    ggml_metal_encoder_set_buffer(enc, mask ? buffer_of(mask) : dst, 2);
+    ggml_metal_encoder_set_buffer(enc, { dst.metal, dst.offs + parts.mask }, 4);
+    ggml_metal_encoder_dispatch_threadgroups(enc, parts.recent.tokens, parts.recent.mask_rows[0], parts.recent.streams, 32*SIMDGROUPS, 1, 1);
+    // both are read by all that follows
+    ggml_metal_encoder_memory_barrier(enc);
+}
+
 void encode_attention(ggml_metal_device_t dev, ggml_metal_encoder_t enc, const ggml_tensor * op) {
-    const ggml_tensor * q = op->src[0], * k = op->src[1], * v = op->src[2], * mask = op->src[3], * sinks = op->src[4];
-    const rows_of kr = describe(k), vr = describe(v);
-    const attention_plan plan = plan_of(op);
-    kv_attn_args args = attention_args(op);
-    args.chunk_cells = (uint32_t) plan.chunk_cells;
-    args.chunks      = (uint32_t) plan.chunks;
+    const ggml_tensor * q = op->src[0], * mask = op->src[3], * sinks = op->src[4];
+    const attention_parts parts = parts_of(op);
+    const bool recent = parts.all.size() > 1;
     float max_bias;
     memcpy(&max_bias, (const float *) op->op_params + 1, sizeof(float));
 
-    std::vector<constant> constants = {
-        { 10, (int32_t) kr.kind, false }, { 11, (int32_t) vr.kind, false }, { 12, kr.size, false }, { 13, vr.size, false },
-        { 14, mask != nullptr, true }, { 15, args.softcap != 0.0f, true }, { 16, sinks != nullptr, true },
-        { 17, max_bias != 0.0f, true }, { 18, plan.prefill ? plan.blocks : plan.rows, false },
-    };
-    if (!plan.prefill) {
-        constants.push_back({ 19, plan.chunks == 1, true });
-    }
-    constants.push_back({ 20, (int32_t) kind_of(q->type), false });
-
     const ggml_metal_buffer_id dst = buffer_of(op);
-    const ggml_metal_buffer_id partials = { dst.metal, dst.offs + (plan.chunks > 1 ? partials_offset(op) : 0) };
+    const ggml_metal_buffer_id partials = { dst.metal, dst.offs + (parts.whole ? 0 : parts.partials) };
+    const ggml_metal_buffer_id hidden = { dst.metal, dst.offs + (recent ? parts.hidden : 0) };
     // where the op has none, something that is there
     const ggml_metal_buffer_id sinks_or_any = sinks ? buffer_of(sinks) : dst;
+    const auto constants_of = [&](const attention_part & part) {
+        const rows_of kr = describe(part.k), vr = describe(part.v);
+        const bool main = &part == &parts.all[0];
+        return std::vector<constant> {
+            { 10, (int32_t) kr.kind, false }, { 11, (int32_t) vr.kind, false }, { 12, kr.size, false }, { 13, vr.size, false },
+            { 14, !main || mask, true }, { 15, parts.args.softcap != 0.0f, true }, { 16, sinks != nullptr, true },
+            { 17, max_bias != 0.0f, true }, { 18, part.plan.prefill ? part.plan.blocks : part.plan.rows, false }, { 19, parts.whole, true },
+            { 20, (int32_t) kind_of(q->type), false }, { 21, recent && main, true },
+        };
+    };
+    if (recent) {
+        encode_columns(dev, enc, op, parts);
+    }
+    kv_attn_args main_args = parts.args;
+    main_args.chunks      = (uint32_t) parts.chunks;
+    main_args.main_chunks = (uint32_t) parts.all[0].plan.chunks;
+    uint32_t first_chunk = 0;
+    for (const attention_part & part : parts.all) {
+        const bool main = &part == &parts.all[0];
+        const attention_plan & plan = part.plan;
+        kv_attn_args args = main ? main_args : recent_attention_args(main_args, parts.recent, part.k, part.v);
+        args.chunk_cells = (uint32_t) plan.chunk_cells;
+        args.first_chunk = first_chunk;
+        first_chunk += (uint32_t) plan.chunks;
+        const ggml_metal_buffer_id columns_mask = { dst.metal, dst.offs + parts.mask + 2*part.first_column };
 
-    const char * shader = plan.prefill ? "kv_prefill" : "kv_decode";
-    ggml_metal_encoder_set_pipeline(enc, pipeline(dev, shader, plan.prefill ? "kv_attn_prefill" : "kv_attn_decode", constants));
-    ggml_metal_encoder_set_bytes (enc, &args, sizeof(args), 0);
-    ggml_metal_encoder_set_buffer(enc, buffer_of(q), 1);
-    ggml_metal_encoder_set_buffer(enc, buffer_of(k), 2);
-    ggml_metal_encoder_set_buffer(enc, buffer_of(v), 3);
-    ggml_metal_encoder_set_buffer(enc, mask ? buffer_of(mask) : dst, 4);
-    ggml_metal_encoder_set_buffer(enc, sinks_or_any, 5);
-    ggml_metal_encoder_set_buffer(enc, dst, 6);
-    if (!plan.prefill) {
+        ggml_metal_encoder_set_pipeline(enc, pipeline(dev, plan.prefill ? "kv_prefill" : "kv_decode", plan.prefill ? "kv_attn_prefill" : "kv_attn_decode", constants_of(part)));
+        ggml_metal_encoder_set_bytes (enc, &args, sizeof(args), 0);
+        ggml_metal_encoder_set_buffer(enc, buffer_of(q), 1);
+        ggml_metal_encoder_set_buffer(enc, buffer_of(part.k), 2);
+        ggml_metal_encoder_set_buffer(enc, buffer_of(part.v), 3);
+        ggml_metal_encoder_set_buffer(enc, !main ? columns_mask : mask ? buffer_of(mask) : dst, 4);
+        ggml_metal_encoder_set_buffer(enc, sinks_or_any, 5);
+        ggml_metal_encoder_set_buffer(enc, dst, 6);
         ggml_metal_encoder_set_buffer(enc, partials, 7);
+        ggml_metal_encoder_set_buffer(enc, hidden, 8);
+        set_memory(enc, plan.memory);
+        if (plan.prefill) {
+            const int tiles = divided((int64_t) args.tokens*(args.heads/args.kv_heads), plan.rows);
+            ggml_metal_encoder_dispatch_threadgroups(enc, tiles, args.kv_heads, args.streams, 32*SIMDGROUPS, 1, 1);
+        } else {
+            ggml_metal_encoder_dispatch_threadgroups(enc, plan.chunks, args.kv_heads*plan.blocks, args.tokens*args.streams, 32*SIMDGROUPS, 1, 1);
+        }
     }
-    set_memory(enc, plan.memory);
-    if (plan.prefill) {
-        const int tiles = divided((int64_t) args.tokens*(args.heads/args.kv_heads), plan.rows);
-        ggml_metal_encoder_dispatch_threadgroups(enc, tiles, args.kv_heads, args.streams, 32*SIMDGROUPS, 1, 1);
-        return;
-    }
-    ggml_metal_encoder_dispatch_threadgroups(enc, plan.chunks, args.kv_heads*plan.blocks, args.tokens*args.streams, 32*SIMDGROUPS, 1, 1);
-    if (plan.chunks == 1) {
+    if (parts.whole) {
         return;
     }
     // the partial results are written before they are merged
     ggml_metal_encoder_memory_barrier(enc);
-    ggml_metal_encoder_set_pipeline(enc, pipeline(dev, shader, "kv_attn_merge", constants));
-    ggml_metal_encoder_set_bytes (enc, &args, sizeof(args), 0);
+    ggml_metal_encoder_set_pipeline(enc, pipeline(dev, "kv_decode", "kv_attn_merge", constants_of(parts.all[0])));
+    ggml_metal_encoder_set_bytes (enc, &main_args, sizeof(main_args), 0);
     ggml_metal_encoder_set_buffer(enc, sinks_or_any, 5);
     ggml_metal_encoder_set_buffer(enc, dst, 6);
     ggml_metal_encoder_set_buffer(enc, partials, 7);
-    set_memory(enc, sizeof(float)*KV_MERGE_FLOATS(vr.width));
-    ggml_metal_encoder_dispatch_threadgroups(enc, args.heads, args.tokens, args.streams, 32, 1, 1);
+    set_memory(enc, sizeof(float)*KV_MERGE_FLOATS(main_args.sum_width));
+    ggml_metal_encoder_dispatch_threadgroups(enc, main_args.heads, main_args.tokens, main_args.streams, 32, 1, 1);
 }
 
 }  // namespace
@@ -269,13 +340,7 @@ size_t ggml_ext_metal_scratch(const ggml_tensor * op) {
     if (op->op != GGML_OP_FLASH_ATTN_EXT || !refuse_attention(METAL, op).empty()) {
         return 0;
     }
-    const attention_plan plan = plan_of(op);
-    if (plan.chunks == 1) {
-        return 0;
-    }
-    const size_t results = op->src[0]->ne[1]*op->src[0]->ne[2]*op->src[0]->ne[3];
-    const size_t floats  = results*plan.chunks*(describe(op->src[2]).width + 2);
-    return partials_offset(op) - ggml_nbytes(op) + sizeof(float)*floats;
+    return parts_of(op).end - ggml_nbytes(op);
 }
 
 void ggml_ext_metal_encode(ggml_metal_device_t dev, ggml_metal_encoder_t enc, ggml_tensor * op) {

@@ -20,6 +20,7 @@ struct Shape {
     int     d, heads, kv_heads;
     int64_t cells;
     int     tokens, streams;
+    int     slots = 0; // of a window of precise rows; a prompt then brings its own as well
 };
 
 struct Context {
@@ -84,20 +85,28 @@ double attention(ggml_backend_t backend, ggml_type type_k, ggml_type type_v, con
     const int64_t width = (int64_t) s.d*s.kv_heads;
     const double bytes = (double) (ggml_row_size(type_k, width) + ggml_row_size(type_v, width))*s.cells*s.streams;
     const int nodes = (int) std::min<double>(MOST_NODES, std::max(s.tokens > 1 ? 2.0 : 4.0, std::ceil(APART/bytes)));
-    Context c(nodes*12 + 16);
+    Context c(nodes*20 + 16);
     ggml_cgraph * graph = ggml_new_graph_custom(c.ctx, 2048, false);
     ggml_tensor * q    = ggml_new_tensor_4d(c.ctx, GGML_TYPE_F32, s.d, s.tokens, s.heads, s.streams);
     ggml_tensor * mask = ggml_new_tensor_4d(c.ctx, GGML_TYPE_F16, s.cells, GGML_PAD(s.tokens, 64), 1, s.streams);
-    std::vector<ggml_tensor *> ks, vs;
+    const int batch = s.tokens > 1 ? s.tokens : 0;
+    const ggml_type precise = type_for("srft8", s.d);
+    ggml_tensor * cells = s.slots > 0 ? ggml_new_tensor_2d(c.ctx, GGML_TYPE_I64, s.slots + batch, s.streams) : nullptr;
+    std::vector<ggml_tensor *> ks, vs, precise_rows;
     for (int i = 0; i < nodes; i++) {
-        const auto side = [&](ggml_type type, std::vector<ggml_tensor *> & all) {
-            ggml_tensor * t = ggml_new_tensor_3d(c.ctx, type, width, s.cells, s.streams);
+        const auto side = [&](ggml_type type, int64_t n, std::vector<ggml_tensor *> & all) {
+            ggml_tensor * t = ggml_new_tensor_3d(c.ctx, type, width, n, s.streams);
             all.push_back(t);
-            return ggml_permute(c.ctx, ggml_view_4d(c.ctx, t, s.d, s.kv_heads, s.cells, s.streams, ggml_row_size(type, s.d), t->nb[1], t->nb[2], 0), 0, 2, 1, 3);
+            return ggml_permute(c.ctx, ggml_view_4d(c.ctx, t, s.d, s.kv_heads, n, s.streams, ggml_row_size(type, s.d), t->nb[1], t->nb[2], 0), 0, 2, 1, 3);
         };
-        ggml_tensor * k = side(type_k, ks), * v = side(type_v, vs);
+        ggml_tensor * k = side(type_k, s.cells, ks), * v = side(type_v, s.cells, vs);
         ggml_tensor * out = ggml_flash_attn_ext(c.ctx, q, k, v, mask, 1.0f/std::sqrt((float) s.d), 0.0f, 0.0f);
         ggml_set_output(out);
+        for (int n = 0; n < 2 && cells; n++) {
+            out->src[5 + n] = side(precise, s.slots, precise_rows);
+            out->src[8 + n] = batch > 0 ? side(precise, batch, precise_rows) : nullptr;
+            out->src[7]     = cells;
+        }
         if (!ggml_backend_supports_op(backend, out)) {
             return NAN;
         }
@@ -111,6 +120,23 @@ double attention(ggml_backend_t backend, ggml_type type_k, ggml_type type_v, con
     for (int i = 0; i < nodes; i++) {
         fill(ks[i], k_bytes);
         fill(vs[i], v_bytes);
+    }
+    if (cells) {
+        // the last cells: the batch's own, and before them a ring
+        std::vector<int64_t> list;
+        for (int st = 0; st < s.streams; st++) {
+            for (int i = 0; i < s.slots; i++) {
+                list.push_back(s.cells - batch - s.slots + (i + 37) % s.slots);
+            }
+            for (int i = 0; i < batch; i++) {
+                list.push_back(s.cells - batch + i);
+            }
+        }
+        set_indices(cells, list);
+        const std::vector<uint8_t> bytes = rows_of_noise(backend, precise, width, 256);
+        for (ggml_tensor * t : precise_rows) {
+            fill(t, bytes);
+        }
     }
     Rng rng(1);
     set_floats(q, rng.normals(ggml_nelements(q)));
@@ -180,7 +206,14 @@ void bench(ggml_backend_t backend, const BenchOptions & options) {
             const ggml_type k = type_for(pair.substr(0, slash), row.shape.d), v = type_for(pair.substr(slash + 1), row.shape.d);
             const double ms = attention(backend, k, v, row.shape);
             of_f16 = pair == "f16/f16" ? ms : of_f16;
-            printf("  %-14s %8.4f  x %.2f\n", pair.c_str(), ms, of_f16/ms);
+            printf("  %-14s %8.4f  x %.2f", pair.c_str(), ms, of_f16/ms);
+            if (options.window > 0 && is_ours(k) && is_ours(v)) {
+                Shape with = row.shape;
+                with.slots = options.window;
+                const double recent = attention(backend, k, v, with);
+                printf("  with a window of %d %8.4f, %.1f%% of the speed", options.window, recent, 100.0*ms/recent);
+            }
+            printf("\n");
             fflush(stdout);
         }
     }

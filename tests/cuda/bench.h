@@ -8,7 +8,8 @@
 
 struct BenchOptions {
     std::vector<int64_t>     cells;
-    std::vector<std::string> pairs; // "srft4/srft4"
+    std::vector<std::string> pairs;  // "srft4/srft4"
+    int                      window = 0; // every shape once more with precise rows of so many recent cells
 };
 
 void bench(ggml_backend_t backend, const BenchOptions & options);

@@ -2,6 +2,7 @@
 
 #include "../ops/attention_case.h"
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -34,12 +35,34 @@ double bytes_bound(ggml_type type) {
     return is_grouped(type) ? 2e-2 : 1e-3;
 }
 
+// Precise rows of recent cells: rows that these stand for, and those of no cell, may hold anything.
+void recent(const AttentionCase & c) {
+    const Device device(gpu.backend);
+    AttentionRun r(c);
+    if (!r.write() || !r.attend()) {
+        return;
+    }
+    if (gpu.after_case) {
+        gpu.after_case();
+    }
+    const std::vector<float> got = r.output();
+    check_below(total_error(got, r.want_from_decoded()), BOUND_F64, "error from f64 with precise rows");
+    r.spoil_unseen();
+    if (r.attend()) {
+        check(r.output() == got, "what is not to be seen does not matter");
+    }
+}
+
 void run(const AttentionCase & c) {
     if (!begin_case(c.name())) {
         return;
     }
     if (gpu.before_case) {
         gpu.before_case();
+    }
+    if (c.slots > 0) {
+        recent(c);
+        return;
     }
     AttentionRun cpu(c);
     const Device device(gpu.backend);
@@ -83,6 +106,10 @@ void pairs() {
             run(make_case(k, v, d, 1, n_kvs[turn % 3]));
             if (!quick || turn % 3 == 0) {
                 run(make_case(k, v, d, 17, 70));
+                run(with_recent(make_case(k, v, d, 17, 70), turn));
+            }
+            if (!quick || turn % 3 == 1) {
+                run(with_recent(make_case(k, v, d, 1, n_kvs[turn % 3]), turn));
             }
             turn++;
         }
@@ -94,8 +121,13 @@ void meanings(const std::string & k, const std::string & v, int n_q) {
     const int d = 128;
     const AttentionCase base = make_case(k, v, d, n_q, 100);
 
+    int turn = n_q;
     for (const AttentionCase & c : meanings_of(base)) {
         run(c);
+        run(with_recent(c, turn++));
+        if (gpu.is_fast) {
+            run(with_recent(c, turn++));
+        }
     }
     AttentionCase c = base;
     // hidden neighbours of a group are read for the sake of others
@@ -108,28 +140,30 @@ void meanings(const std::string & k, const std::string & v, int n_q) {
         c.shape.n_head    = n_head;
         c.shape.n_head_kv = n_head_kv;
         run(c);
+        run(with_recent(c, turn++));
     }
     c = base;
     c.shape.n_kv     = n_q == 1 ? 600 : 300;
     c.shape.n_stream = 2;
     run(c);
+    run(with_recent(c, 3));
 }
 
 void other_sizes() {
     for (int n_q : { 1, 16 }) {
-        run(make_case("srft4", "srft8", 192, 128, n_q, 70));
-        run(make_mla_case("srft4", n_q, 40));
-        run(make_case("polar4", "polar3", 80, n_q, 70));
-        run(make_case("turbo4", "turbo3", 112, n_q, 40));
-        run(make_case("delta4", "srft3", 96, n_q, 130));
-        run(make_case("turbo3", "turbo4", 512, n_q, 33));
-        run(make_case("srft4", "turbo3", 320, n_q, 40));
-        run(make_case("delta4", "polar4", 384, n_q, 70));
+        int turn = n_q;
+        for (const AttentionCase & c : { make_case("srft4", "srft8", 192, 128, n_q, 70), make_mla_case("srft4", n_q, 40), make_case("polar4", "polar3", 80, n_q, 70),
+                                         make_case("turbo4", "turbo3", 112, n_q, 40), make_case("delta4", "srft3", 96, n_q, 130), make_case("turbo3", "turbo4", 512, n_q, 33),
+                                         make_case("srft4", "turbo3", 320, n_q, 40), make_case("delta4", "polar4", 384, n_q, 70), make_case("srft8", "srft4", 80, n_q, 100) }) {
+            run(c);
+            run(with_recent(c, turn++));
+        }
     }
 }
 
 // Cells enough for many chunks, and rows enough for several tiles of them.
 void long_ones() {
+    int turn = 0;
     for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "srft3", "srft2" },
                                  { "srft8", "srft4" }, { "srft8", "srft3" }, { "srft4", "srft3" }, { "srft3", "srft3" }, { "srft2", "srft2" }, { "delta4", "srft3" }, { "delta3", "srft4" },
                                  { "polar4", "turbo4" }, { "f16", "srft4" }, { "srft4", "q8_0" }, { "bf16", "srft4" }, { "q4_0", "srft8" } }) {
@@ -139,11 +173,14 @@ void long_ones() {
                 c.shape.n_head    = n_head;
                 c.shape.n_head_kv = n_head_kv;
                 run(c);
+                run(with_recent(c, turn++));
             }
             AttentionCase c = make_case(k, v, d, 3, 1500);
             c.shape.n_stream = 2;
             run(c);
+            run(with_recent(c, turn++));
             run(make_case(k, v, d, 100, 700));
+            run(with_recent(make_case(k, v, d, 100, 700), turn++));
         }
     }
 }
@@ -248,6 +285,48 @@ void flipped_bits() {
     }
 }
 
+using Refused = std::function<void(const std::string & what, const ggml_tensor * op, const std::string & why)>;
+
+// An attention with precise rows, wrong in one way: turn 0 in none.
+void precise_reasons(int turn, const Refused & refused) {
+    Graph g;
+    ggml_context * ctx = g.ctx();
+    const ggml_type srft8 = type_for("srft8", 128), srft4 = type_for("srft4", 128);
+    ggml_tensor * q = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, 128, 1, 4, 1);
+    ggml_tensor * k = ggml_new_tensor_4d(ctx, srft4, 128, 64, 2, 1);
+    ggml_tensor * op = ggml_flash_attn_ext(ctx, q, k, k, nullptr, 1.0f, 0.0f, 0.0f);
+    op->src[5] = op->src[6] = ggml_new_tensor_4d(ctx, srft8, 128, 8, 2, 1);
+    op->src[8] = op->src[9] = ggml_new_tensor_4d(ctx, srft8, 128, 3, 2, 1);
+    op->src[7] = ggml_new_tensor_2d(ctx, GGML_TYPE_I64, 11, 1);
+    if (turn == 0) {
+        if (begin_case("precise rows are served")) {
+            check(Graph::supports(op), "as they should be");
+        }
+    } else if (turn <= 5) {
+        const int src = 4 + turn;
+        op->src[src] = nullptr;
+        refused("precise rows without source " + std::to_string(src), op, "without src[" + std::to_string(src) + "]");
+    } else {
+        const auto with = [&](const char * what, int src, ggml_type type, std::vector<int64_t> ne, const char * why) {
+            ne.resize(4, 1);
+            op->src[src] = ggml_new_tensor(ctx, type, 4, ne.data());
+            refused(what, op, why);
+        };
+        switch (turn) {
+            case 6:  return with("a window of srft4", 5, srft4, { 128, 8, 2 }, "precise rows of srft4_128");
+            case 7:  return with("a window of f16 beside srft4", 6, GGML_TYPE_F16, { 128, 8, 2 }, "precise rows of f16");
+            case 8:  return with("a window of another head size", 5, type_for("srft8", 64), { 64, 8, 2 }, "precise rows of srft8_64");
+            case 9:  return with("a window of more rows on one side", 6, srft8, { 128, 9, 2 }, "src[6] whose shape");
+            case 10: return with("a batch of other heads", 8, srft8, { 128, 3, 1 }, "src[8] whose shape");
+            case 11: return with("cells of i32", 7, GGML_TYPE_I32, { 11 }, "not i64");
+            case 12: return with("cells for the window alone", 7, GGML_TYPE_I64, { 8 }, "number of cells");
+            default: break;
+        }
+        op->src[6] = ggml_permute(ctx, ggml_new_tensor_4d(ctx, srft8, 128, 2, 8, 1), 1, 2, 0, 3);
+        check(!Graph::supports(op), "a window that is turned");
+    }
+}
+
 void reasons() {
     const Device device(gpu.backend);
     const auto refused = [](const std::string & what, const ggml_tensor * op, const std::string & why) {
@@ -278,6 +357,10 @@ void reasons() {
     ggml_tensor * scale = ggml_scale(ctx, q, 2.0f);
     scale->src[0] = k;
     refused("SCALE", scale, std::string("no ") + gpu.name + " kernel for this op");
+
+    for (int src = 0; src < 14; src++) {
+        precise_reasons(src, refused);
+    }
 }
 
 }  // namespace

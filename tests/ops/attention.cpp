@@ -41,6 +41,10 @@ void run(const AttentionCase & c) {
     check_below(worst_error(got, decoded, c.shape.dv), BOUND_WORST, "error of the worst vector from the decoded rows");
     const double loose = loose_bound(c);
     check_below(total_error(got, r.want_from_original()), loose, "error from the original rows, types bound by " + std::to_string(loose).substr(0, 5));
+    if (c.slots > 0) {
+        r.spoil_unseen();
+        check(r.attend() && r.output() == got, "what is not to be seen does not matter");
+    }
 }
 
 template <typename F> void run_with(AttentionCase c, F change) {
@@ -163,6 +167,50 @@ void mla(const std::string & name) {
     }
 }
 
+// Precise rows of recent cells, for any K with any V and all that the op can mean.
+void recent() {
+    std::vector<Family> all = families();
+    for (const char * other : { "f16", "bf16", "q8_0", "q4_0", "f32" }) {
+        all.push_back({ other, true, true });
+    }
+    const int n_qs[]  = { 1, 7, 33 };
+    const int n_kvs[] = { 70, 31, 256, 130 };
+    int turn = 0;
+    for (int d : { 64, 128, 256, 80 }) {
+        for (const Family & k : all) {
+            for (const Family & v : all) {
+                if (!k.serves_k || !v.serves_v || !divides(k.name, d) || !divides(v.name, d)) {
+                    continue;
+                }
+                const AttentionCase c = make_case(k.name, v.name, d, n_qs[turn % 3], n_kvs[turn % 4]);
+                if ((is_ours(c.type_k) || is_ours(c.type_v)) && (!quick || turn % 3 == 0)) {
+                    run(with_recent(c, turn));
+                }
+                turn++;
+            }
+        }
+    }
+    for (const Family & f : families()) {
+        const std::string v = f.serves_v ? f.name : "srft4";
+        for (int n_q : { 1, 7 }) {
+            for (const AttentionCase & c : meanings_of(make_case(f.name, v, 128, n_q, 300))) {
+                run(with_recent(c, turn++));
+            }
+            if (f.serves_v) {
+                run(with_recent(make_mla_case(f.name, n_q, 70), turn++));
+            }
+            run(with_recent(make_case(f.name, v, 192, 128, n_q, 70), turn++));
+            AttentionCase c = make_case(f.name, v, 64, n_q, 300);
+            c.shape.n_head   = 12;
+            c.shape.n_stream = 3;
+            c.poison = true;
+            for (int i = 0; i < 5; i++) {
+                run(with_recent(c, turn++));
+            }
+        }
+    }
+}
+
 void threads(const std::string & k, const std::string & v, int d, int n_q, int n_kv) {
     const AttentionCase c = make_case(k, v, d, n_q, n_kv);
     if (!begin_case("threads " + c.name())) {
@@ -190,6 +238,7 @@ void threads(const std::string & k, const std::string & v, int d, int n_q, int n
 void test_attention() {
     cross_product();
     pairs();
+    recent();
 
     for (const Family & f : families()) {
         if (f.serves_k && f.serves_v) {

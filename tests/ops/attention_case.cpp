@@ -16,6 +16,8 @@ std::string AttentionCase::name() const {
     if (mla)                       { res += " mla"; }
     if (poison)                    { res += " poison"; }
     if (type_q != GGML_TYPE_F32)   { res += std::string(" q:") + ggml_type_name(type_q); }
+    if (slots > 0)                 { res += std::string(scattered ? " scattered" : "") + " window=" + std::to_string(slots); }
+    if (batch > 0)                 { res += " batch=" + std::to_string(batch); }
     return res;
 }
 
@@ -58,9 +60,47 @@ std::vector<AttentionCase> meanings_of(const AttentionCase & base) {
     return res;
 }
 
+AttentionCase with_recent(AttentionCase c, int turn) {
+    const int slots[] = { 64, 1, 100, 128, 300 };
+    c.slots     = slots[turn % 5];
+    c.batch     = turn % 2 == 0 ? 0 : c.shape.n_q > 1 ? c.shape.n_q : 5;
+    c.scattered = turn % 3 != 0;
+    return c;
+}
+
+namespace {
+
+// srft8 beside ours, f16 beside blocks of ggml's, floats beside themselves.
+ggml_type precise_type(ggml_type type, int64_t d) {
+    const bool is_float = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+    return is_ours(type) ? type_for("srft8", (int) d) : is_float ? type : GGML_TYPE_F16;
+}
+
+// As in real models: a few channels of K stand far off, and V has a mean.
+std::vector<float> keys_like_real(Rng & rng, int64_t rows, int64_t d) {
+    std::vector<float> res = rng.normals(rows*d);
+    for (size_t i = 0; i < res.size(); i++) {
+        if (i % d % 29 == 3) {
+            res[i] = 4.0f + 0.5f*res[i];
+        }
+    }
+    return res;
+}
+
+std::vector<float> values_like_real(Rng & rng, int64_t rows, int64_t d) {
+    std::vector<float> res = rng.normals(rows*d);
+    for (float & x : res) {
+        x += 0.25f;
+    }
+    return res;
+}
+
+}  // namespace
+
 AttentionRun::AttentionRun(const AttentionCase & c) : c_(c), kv_size_(c.shape.n_kv + 9) {
     Rng rng(seed_of(c.name()));
     make_values(rng);
+    make_recent(rng);
     make_write(rng);
     make_attend();
 }
@@ -68,18 +108,8 @@ AttentionRun::AttentionRun(const AttentionCase & c) : c_(c), kv_size_(c.shape.n_
 void AttentionRun::make_values(Rng & rng) {
     const AttentionShape & s = c_.shape;
     q_ = rng.normals(s.n_stream*s.n_q*s.n_head*s.dk, 1.5f);
-    k_ = rng.normals(s.n_stream*s.n_kv*s.n_head_kv*s.dk);
-    v_ = rng.normals(s.n_stream*s.n_kv*s.n_head_kv*s.dv);
-
-    // as in real models: a few channels of K stand far off, and V has a mean
-    for (size_t i = 0; i < k_.size(); i++) {
-        if (i % s.dk % 29 == 3) {
-            k_[i] = 4.0f + 0.5f*k_[i];
-        }
-    }
-    for (float & x : v_) {
-        x += 0.25f;
-    }
+    k_ = keys_like_real(rng, s.n_stream*s.n_kv*s.n_head_kv, s.dk);
+    v_ = values_like_real(rng, s.n_stream*s.n_kv*s.n_head_kv, s.dv);
     if (c_.type_q == GGML_TYPE_F16) {
         for (float & x : q_) {
             x = ggml_fp16_to_fp32(ggml_fp32_to_fp16(x));
@@ -135,6 +165,40 @@ void AttentionRun::make_values(Rng & rng) {
     }
 }
 
+void AttentionRun::make_recent(Rng & rng) {
+    const AttentionShape & s = c_.shape;
+    if (c_.slots == 0) {
+        return;
+    }
+    for (int64_t st = 0; st < s.n_stream; st++) {
+        std::vector<int64_t> cells = rng.distinct(s.n_kv, s.n_kv);
+        if (!c_.scattered) {
+            // the last ones, where a ring has them
+            const int64_t turned = rng.below(c_.columns());
+            for (int64_t i = 0; i < s.n_kv; i++) {
+                cells[i] = s.n_kv - 1 - (i + turned) % std::min(c_.columns(), s.n_kv);
+            }
+            cells.resize(std::min(c_.columns(), s.n_kv));
+        }
+        int64_t used = 0;
+        for (int64_t i = 0; i < c_.columns(); i++) {
+            const bool none = i % 7 == 5 || used == (int64_t) cells.size();
+            columns_.push_back(i % 11 == 9 ? s.n_kv + i : none ? -1 : cells[used++]);
+        }
+    }
+    precise_k_ = keys_like_real(rng, (int64_t) columns_.size()*s.n_head_kv, s.dk);
+    precise_v_ = values_like_real(rng, (int64_t) columns_.size()*s.n_head_kv, s.dv);
+    if (c_.mla) {
+        for (size_t row = 0; row < columns_.size()*s.n_head_kv; row++) {
+            std::copy_n(&precise_k_[row*s.dk], s.dv, &precise_v_[row*s.dv]);
+        }
+    }
+    precise_.push_back({ 0, c_.slots });
+    if (c_.batch > 0) {
+        precise_.push_back({ c_.slots, c_.batch });
+    }
+}
+
 void AttentionRun::make_write(Rng & rng) {
     const AttentionShape & s = c_.shape;
     ggml_context * ctx = write_.ctx();
@@ -154,22 +218,44 @@ void AttentionRun::make_write(Rng & rng) {
         }
     }
 
+    // Rows `order` of the values go to rows `to` of a cache of `size` cells, and rows `read` come back.
     struct Side {
         ggml_type                  type;
-        int64_t                    n;
+        int64_t                    n, size;
         const std::vector<float> & values;
-        ggml_tensor *              cache, * src, * rows, * read, * got;
+        std::vector<int64_t>       to, order, read_rows;
+        ggml_tensor *              cache = nullptr, * src = nullptr, * rows = nullptr, * read = nullptr, * got = nullptr;
+
+        Side(ggml_type type, int64_t n, int64_t size, const std::vector<float> & values, const std::vector<int64_t> & to,
+             const std::vector<int64_t> & order, const std::vector<int64_t> & read_rows)
+            : type(type), n(n), size(size), values(values), to(to), order(order), read_rows(read_rows) {}
     };
-    std::vector<Side> sides = { { c_.type_k, s.dk*s.n_head_kv, k_, nullptr, nullptr, nullptr, nullptr, nullptr } };
+    std::vector<Side> sides;
+    sides.emplace_back(c_.type_k, s.dk*s.n_head_kv, kv_size_, k_, cells, order, read);
     if (!c_.mla) {
-        sides.push_back({ c_.type_v, s.dv*s.n_head_kv, v_, nullptr, nullptr, nullptr, nullptr, nullptr });
+        sides.emplace_back(c_.type_v, s.dv*s.n_head_kv, kv_size_, v_, cells, order, read);
+    }
+    for (const Precise & p : precise_) {
+        // what has no cell is not written
+        std::vector<int64_t> to, from;
+        for (int64_t i = 0; i < s.n_stream*p.count; i++) {
+            const int64_t column = i/p.count*c_.columns() + p.first + i % p.count;
+            if (columns_[column] >= 0) {
+                to.push_back(i);
+                from.push_back(column);
+            }
+        }
+        sides.emplace_back(precise_type(c_.type_k, s.dk), s.dk*s.n_head_kv, p.count, precise_k_, to, from, counting(0, s.n_stream*p.count));
+        if (!c_.mla) {
+            sides.emplace_back(precise_type(c_.type_v, s.dv), s.dv*s.n_head_kv, p.count, precise_v_, to, from, counting(0, s.n_stream*p.count));
+        }
     }
     for (Side & side : sides) {
-        side.cache = ggml_new_tensor_3d(ctx, side.type, side.n, kv_size_, s.n_stream);
-        side.src   = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, side.n, (int64_t) cells.size());
-        side.rows  = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, (int64_t) cells.size());
-        side.read  = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, (int64_t) read.size());
-        ggml_tensor * merged = ggml_reshape_2d(ctx, side.cache, side.n, kv_size_*s.n_stream);
+        side.cache = ggml_new_tensor_3d(ctx, side.type, side.n, side.size, s.n_stream);
+        side.src   = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, side.n, (int64_t) side.to.size());
+        side.rows  = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, (int64_t) side.to.size());
+        side.read  = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, (int64_t) side.read_rows.size());
+        ggml_tensor * merged = ggml_reshape_2d(ctx, side.cache, side.n, side.size*s.n_stream);
         write_.add(ggml_set_rows(ctx, merged, side.src, side.rows));
         side.got = ggml_get_rows(ctx, merged, side.read);
         write_.add(side.got);
@@ -179,31 +265,39 @@ void AttentionRun::make_write(Rng & rng) {
     write_.allocate(ext && ext->group_cells > 1 ? 0 : 0xff);
     for (Side & side : sides) {
         std::vector<float> src;
-        for (int64_t row : order) {
+        for (int64_t row : side.order) {
             src.insert(src.end(), &side.values[row*side.n], &side.values[row*side.n] + side.n);
         }
         set_floats(side.src, src);
-        set_indices(side.rows, cells);
-        set_indices(side.read, read);
+        set_indices(side.rows, side.to);
+        set_indices(side.read, side.read_rows);
     }
+    const size_t step = c_.mla ? 1 : 2;
     k_cache_ = sides[0].cache;
     k_read_  = sides[0].got;
     v_cache_ = c_.mla ? nullptr : sides[1].cache;
     v_read_  = c_.mla ? nullptr : sides[1].got;
+    for (size_t i = 0; i < precise_.size(); i++) {
+        const Side & k = sides[(i + 1)*step], & v = sides[(i + 2)*step - 1];
+        precise_[i].k_cache = k.cache;
+        precise_[i].k_read  = k.got;
+        precise_[i].v_cache = c_.mla ? nullptr : v.cache;
+        precise_[i].v_read  = c_.mla ? nullptr : v.got;
+    }
 }
 
 void AttentionRun::make_attend() {
     const AttentionShape & s = c_.shape;
     ggml_context * ctx = attend_.ctx();
 
-    const auto view = [&](ggml_tensor * cache, int64_t d_row, int64_t d) {
-        ggml_tensor * t = ggml_view_4d(ctx, cache, d, s.n_head_kv, s.n_kv, s.n_stream,
+    const auto view = [&](ggml_tensor * cache, int64_t d_row, int64_t d, int64_t n) {
+        ggml_tensor * t = ggml_view_4d(ctx, cache, d, s.n_head_kv, n, s.n_stream,
             ggml_row_size(cache->type, d_row), cache->nb[1], cache->nb[2], 0);
         return ggml_permute(ctx, t, 0, 2, 1, 3);
     };
     ggml_tensor * q = ggml_new_tensor_4d(ctx, c_.type_q, s.dk, s.n_head, s.n_q, s.n_stream);
-    ggml_tensor * k = view(k_cache_, s.dk, s.dk);
-    ggml_tensor * v = c_.mla ? view(k_cache_, s.dk, s.dv) : view(v_cache_, s.dv, s.dv);
+    ggml_tensor * k = view(k_cache_, s.dk, s.dk, s.n_kv);
+    ggml_tensor * v = c_.mla ? view(k_cache_, s.dk, s.dv, s.n_kv) : view(v_cache_, s.dv, s.dv, s.n_kv);
     ggml_tensor * mask = mask_.empty() ? nullptr :
         ggml_new_tensor_4d(ctx, GGML_TYPE_F16, s.n_kv, s.n_q, mask_heads_, s.n_stream);
 
@@ -213,8 +307,18 @@ void AttentionRun::make_attend() {
         sinks = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, s.n_head);
         ggml_flash_attn_ext_add_sinks(out_, sinks);
     }
+    ggml_tensor * cells = nullptr;
+    for (size_t i = 0; i < precise_.size(); i++) {
+        const Precise & p = precise_[i];
+        out_->src[i == 0 ? 5 : 8] = view(p.k_cache, s.dk, s.dk, p.count);
+        out_->src[i == 0 ? 6 : 9] = c_.mla ? view(p.k_cache, s.dk, s.dv, p.count) : view(p.v_cache, s.dv, s.dv, p.count);
+        out_->src[7] = cells = cells ? cells : ggml_new_tensor_2d(ctx, GGML_TYPE_I64, c_.columns(), s.n_stream);
+    }
     attend_.add(out_);
     attend_.allocate(0xff);
+    if (cells) {
+        set_indices(cells, columns_);
+    }
 
     set_floats(q, q_);
     if (mask) {
@@ -233,21 +337,47 @@ bool AttentionRun::attend(int n_threads) {
     return attend_.compute(n_threads);
 }
 
+std::vector<float> AttentionRun::replaced(std::vector<float> rows, const std::vector<float> & precise, int64_t d) const {
+    const AttentionShape & s = c_.shape;
+    const int64_t n = s.n_head_kv*d;
+    for (size_t i = 0; i < columns_.size(); i++) {
+        const int64_t st = (int64_t) i/c_.columns();
+        if (columns_[i] >= 0 && columns_[i] < s.n_kv) {
+            std::copy_n(&precise[i*n], n, &rows[(st*s.n_kv + columns_[i])*n]);
+        }
+    }
+    return rows;
+}
+
 std::vector<double> AttentionRun::want_from_decoded() const {
     const AttentionShape & s = c_.shape;
+    // by stream and column, as they are read
+    const auto precise = [&](ggml_tensor * Precise::*read, int64_t d) {
+        std::vector<float> all(columns_.size()*s.n_head_kv*d);
+        const int64_t n = s.n_head_kv*d;
+        for (const Precise & p : precise_) {
+            const std::vector<float> rows = get_floats(p.*read);
+            for (int64_t st = 0; st < s.n_stream; st++) {
+                std::copy_n(&rows[st*p.count*n], p.count*n, &all[(st*c_.columns() + p.first)*n]);
+            }
+        }
+        return all;
+    };
+    const std::vector<float> precise_k = precise(&Precise::k_read, s.dk);
     const std::vector<float> k_rows = get_floats(k_read_);
     std::vector<float> v;
     if (c_.mla) {
-        for (size_t row = 0; row < k_rows.size(); row += s.dk) {
-            v.insert(v.end(), &k_rows[row], &k_rows[row] + s.dv);
+        const std::vector<float> both = replaced(k_rows, precise_k, s.dk);
+        for (size_t row = 0; row < both.size(); row += s.dk) {
+            v.insert(v.end(), &both[row], &both[row] + s.dv);
         }
     } else {
-        v = get_floats(v_read_);
+        v = replaced(get_floats(v_read_), precise(&Precise::v_read, s.dv), s.dv);
     }
     // rows of a group do not decode by themselves, and stand for what GET_ROWS gives
     const ggml_ext_type * ext = ggml_ext_type_get(c_.type_k);
     const std::vector<float> k = ext && ext->group_cells == 1 ? keys() : k_rows;
-    return attention_reference(s, q_, k, v, mask_, mask_heads_, sinks_);
+    return attention_reference(s, q_, replaced(k, precise_k, s.dk), v, mask_, mask_heads_, sinks_);
 }
 
 std::vector<float> AttentionRun::keys() const {
@@ -262,7 +392,47 @@ std::vector<float> AttentionRun::keys() const {
 }
 
 std::vector<double> AttentionRun::want_from_original() const {
-    return attention_reference(c_.shape, q_, k_, v_, mask_, mask_heads_, sinks_);
+    return attention_reference(c_.shape, q_, replaced(k_, precise_k_, c_.shape.dk), replaced(v_, precise_v_, c_.shape.dv), mask_, mask_heads_, sinks_);
+}
+
+void AttentionRun::spoil_unseen() {
+    const AttentionShape & s = c_.shape;
+    Rng rng(seed_of(c_.name()) + 1);
+    const auto spoil = [&](ggml_tensor * cache, const std::vector<int64_t> & rows) {
+        std::vector<uint8_t> bytes = get_bytes(cache);
+        for (int64_t row : rows) {
+            for (size_t i = 0; i < cache->nb[1]; i++) {
+                bytes[row*cache->nb[1] + i] = row % 2 == 0 ? 0xff : (uint8_t) rng.below(256);
+            }
+        }
+        set_bytes(cache, bytes);
+    };
+    std::vector<int64_t> cells;
+    for (size_t i = 0; i < columns_.size(); i++) {
+        if (columns_[i] >= 0 && columns_[i] < s.n_kv) {
+            cells.push_back((int64_t) i/c_.columns()*kv_size_ + columns_[i]);
+        }
+    }
+    const ggml_ext_type * ext = ggml_ext_type_get(c_.type_k);
+    if (!ext || ext->group_cells == 1) {
+        spoil(k_cache_, cells);
+    }
+    if (v_cache_) {
+        spoil(v_cache_, cells);
+    }
+    for (const Precise & p : precise_) {
+        std::vector<int64_t> rows;
+        for (int64_t i = 0; i < s.n_stream*p.count; i++) {
+            const int64_t cell = columns_[i/p.count*c_.columns() + p.first + i % p.count];
+            if (cell < 0 || cell >= s.n_kv) {
+                rows.push_back(i);
+            }
+        }
+        spoil(p.k_cache, rows);
+        if (p.v_cache) {
+            spoil(p.v_cache, rows);
+        }
+    }
 }
 
 bool AttentionRun::hidden(int64_t stream, int64_t cell) const {

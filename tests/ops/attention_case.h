@@ -15,7 +15,12 @@ struct AttentionCase {
     bool           sinks  = false;
     bool           mla    = false;  // V is the first dv values of K's rows
     bool           poison = false;  // NaN and inf in cells that no query sees
+    // Precise rows of recent cells, 0 for none: slots of a window, and rows of the batch.
+    int64_t        slots     = 0;
+    int64_t        batch     = 0;
+    bool           scattered = true;  // of cells anywhere in the cache, else of its last cells
 
+    int64_t     columns() const { return slots + batch; }
     std::string name() const;
 };
 
@@ -26,10 +31,13 @@ AttentionCase make_case(const std::string & k, const std::string & v, int d, int
 AttentionCase make_mla_case(const std::string & type, int n_q, int n_kv);
 // Other masks, a bias with a cap and sinks and streams, rows without cells, an f16 query: what every device must know.
 std::vector<AttentionCase> meanings_of(const AttentionCase & base);
+// The case with precise rows: windows of several sizes, with a batch and without, by turns.
+AttentionCase with_recent(AttentionCase c, int turn);
 
 // The cache is [d*n_head_kv, kv_size, n_stream] with kv_size > n_kv; rows go in by SET_ROWS in random order, attention
 // reads a permuted view of the first n_kv cells. Bytes outside those cells are 0xff, not a number in every type, but for
-// types whose cells are coded together.
+// types whose cells are coded together. Precise rows hold other values than the rows that they stand for; some columns
+// have no cell, and some one beyond n_kv.
 class AttentionRun {
   public:
     explicit AttentionRun(const AttentionCase & c);
@@ -47,12 +55,17 @@ class AttentionRun {
     // Is this cell hidden from every query?
     bool hidden(int64_t stream, int64_t cell) const;
 
+    // Overwrites the rows that precise rows stand for, and the precise rows of no cell. Groups stay as they are.
+    void spoil_unseen();
+
   private:
     AttentionCase c_;
     int64_t       kv_size_;
     int64_t       mask_heads_;
 
-    std::vector<float> q_, k_, v_, mask_, sinks_;
+    std::vector<float>   q_, k_, v_, mask_, sinks_;
+    std::vector<float>   precise_k_, precise_v_;  // [n_stream][columns][n_head_kv][d]
+    std::vector<int64_t> columns_;                // [n_stream][columns]: their cells
 
     Graph         write_, attend_;
     ggml_tensor * k_cache_ = nullptr;
@@ -61,10 +74,21 @@ class AttentionRun {
     ggml_tensor * v_read_  = nullptr;
     ggml_tensor * out_     = nullptr;
 
+    // Of the window and of the batch.
+    struct Precise {
+        int64_t       first, count;  // columns
+        ggml_tensor * k_cache = nullptr, * v_cache = nullptr, * k_read = nullptr, * v_read = nullptr;
+    };
+    std::vector<Precise> precise_;
+
     // The keys that scores are products with.
     std::vector<float> keys() const;
 
+    // Rows as attention sees them: those that have precise rows replaced by these.
+    std::vector<float> replaced(std::vector<float> rows, const std::vector<float> & precise, int64_t d) const;
+
     void make_values(Rng & rng);
+    void make_recent(Rng & rng);
     void make_write(Rng & rng);
     void make_attend();
 };

@@ -36,6 +36,10 @@ struct Args {
     softcap: f32,
     slope_low: f32,
     slope_high: f32,
+    first_chunk: u32,
+    main_chunks: u32,
+    sum_width: u32,
+    hidden_words: u32,
     padding: u32,
     q_nb: [u64; 3],
     k_nb: [u64; 3],
@@ -44,7 +48,7 @@ struct Args {
     dst_nb: [u64; 3],
 }
 
-const _: () = assert!(std::mem::size_of::<Args>() == 18 * 4 + 15 * 8);
+const _: () = assert!(std::mem::size_of::<Args>() == 22 * 4 + 15 * 8);
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -397,6 +401,10 @@ impl Problem {
             softcap: c.softcap,
             slope_low: (-c.max_bias / slope_heads as f32).exp2(),
             slope_high: (-c.max_bias / 2.0 / slope_heads as f32).exp2(),
+            first_chunk: 0,
+            main_chunks: c.cells.div_ceil(c.chunk_cells) as u32,
+            sum_width: c.widths().1 as u32,
+            hidden_words: 0,
             padding: 0,
             q_nb: [q_row, q_row * c.tokens, q_row * c.tokens * heads].map(|n| n as u64),
             k_nb: self.k.nb(),
@@ -420,6 +428,7 @@ impl Problem {
             (16, flag(c.sinks)),
             (17, flag(c.max_bias != 0.0)),
             (20, kind(c.q)?.into()),
+            (21, 0.0),
         ])
     }
 
@@ -468,6 +477,7 @@ impl Problem {
                 Argument::Read(bytes(&self.sinks)),
                 Argument::Write(bytes_mut(dst)),
                 Argument::Write(bytes_mut(&mut partials)),
+                Argument::Read(&[]),
             ],
             threadgroup: &[4 * floats],
             constants: &constants,
@@ -506,7 +516,7 @@ impl Problem {
         let rows = 8 * blocks;
         let (cells, slab) = (32, 64);
         let mut constants = self.constants()?;
-        constants.push((18, blocks as f64));
+        constants.extend([(18, blocks as f64), (19, 1.0)]);
         let tiles = (cells * slab + rows * k_width).max(rows * v_width);
         let floats = 32 + 2 * rows + 5 * cells + 64 * blocks + rows * cells + tiles;
         library.launch(Launch {
@@ -521,6 +531,8 @@ impl Problem {
                 Argument::Read(bytes(&self.mask)),
                 Argument::Read(bytes(&self.sinks)),
                 Argument::Write(bytes_mut(dst)),
+                Argument::Read(&[]),
+                Argument::Read(&[]),
             ],
             threadgroup: &[4 * floats],
             constants: &constants,
