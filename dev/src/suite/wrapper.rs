@@ -401,7 +401,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let params = LlamaContextParams::default()
         .with_type_k(KvCacheType::from(u32::from(k)))
         .with_type_v(KvCacheType::from(u32::from(v)));
-    println!("{}", model.new_context(&backend, params).is_ok() && bytes == 32768 * 32 * 8 * 2 * 72);
+    println!("{}", model.new_context(&backend, params).is_ok() && bytes == 32 * 8 * 2 * (32768 * 72 + 129 * 136));
     Ok(())
 }
 "#;
