@@ -102,7 +102,10 @@ pub fn state(data: &[u8]) {
     }
     for bytes in [data, &sealed] {
         let Ok(header) = Header::from_bytes(bytes) else { continue };
-        assert_eq!(header.to_bytes(), bytes);
+        // Headers of an earlier version are read, and written as this one.
+        if bytes[4..8] == state::VERSION.to_le_bytes() {
+            assert_eq!(header.to_bytes(), bytes);
+        }
         let _ = header.check(&header);
         let mut other = header.clone();
         other.caches.iter_mut().flat_map(|c| &mut c.layers).for_each(|l| l.k.kind ^= 1);

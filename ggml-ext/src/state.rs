@@ -256,7 +256,7 @@ impl In<'_> {
     fn cache(&mut self, version: u32) -> Result<StateCache, String> {
         let (streams, cells, sequences, flags) = (self.u32()?, self.u32()?, self.u32()?, self.u32()?);
         let has_recent = version > 1;
-        let mut layer = |input: &mut Self| {
+        let layer = |input: &mut Self| {
             let (index, k, v) = (input.u32()?, input.side()?, input.side()?);
             let recent = if has_recent { [input.side()?, input.side()?] } else { [StateSide::NONE; 2] };
             Ok(Layer { index, k, v, recent })

@@ -90,12 +90,6 @@ pub(super) fn idle(spec: &Spec) -> Option<String> {
     })
 }
 
-/// The larger of a spec's bits with its window: what a value of a cache takes, where `cells` share so many slots.
-pub fn bits(own: f64, head_size: usize, cells: u32, slots: u32) -> f64 {
-    let precise = precise().and_then(|f| f.at(head_size)).map_or(0.0, Concrete::bits_per_value);
-    own + precise * f64::from(slots) / f64::from(cells.max(1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,11 +134,5 @@ mod tests {
         assert_eq!(of("srft4_64", Some("q4_0")), Some((id("srft8_64"), Some(id("f16")))));
         assert_eq!(of("srft4_576", None), Some((id("srft8_576"), None)));
         assert_eq!(of("srft4", None), None, "a family is no tensor's type");
-    }
-
-    #[test]
-    fn bits_with_a_window() {
-        assert_eq!(bits(4.5, 128, 1000, 0), 4.5);
-        assert!((bits(4.5, 128, 32768, 128) - (4.5 + 8.5 / 256.0)).abs() < 1e-9);
     }
 }

@@ -46,6 +46,22 @@ fn the_guard_is_on_unless_it_is_off() {
 }
 
 #[test]
+fn recent_cells_are_a_number() {
+    for (text, cells) in [("srft4", None), ("srft4,recent=0", Some(0)), ("srft4, recent = 64 ,0=f16", Some(64))] {
+        let spec = parse(text).unwrap();
+        assert_eq!((spec.recent, spec.alone().is_some()), (cells, cells.is_none()), "{text}");
+    }
+    for value in ["", "-1", "+5", "many", "1048577", "99999999999"] {
+        let (at, reason) = bad(&format!("srft4,recent={value}"));
+        assert!(at == 13 && reason.starts_with("recent is a number of cells"), "{value}: {at} {reason}");
+    }
+    assert_eq!(bad("srft4,recent=1,recent=2"), (15, "recent is given twice".into()));
+    let idle = |text: &str| parse(text).unwrap().idle_parts(&[Keeps::All]).join("; ");
+    assert!(idle("srft8,recent=64").starts_with("recent=64 does nothing by itself"), "{}", idle("srft8,recent=64"));
+    assert_eq!(idle("srft4,recent=64") + &idle("srft8,recent=0"), "");
+}
+
+#[test]
 fn a_bad_spec_says_where() {
     assert_eq!(bad("").0, 0);
     assert_eq!(bad("srft9"), (0, "no cache type 'srft9'".into()));

@@ -84,7 +84,7 @@ fn columns(case: Case, slots: usize, batch: usize) -> Columns {
             }
         }
     };
-    assert!(slots % 5 != 0 || slots == 1, "5 and the slots have no divisor in common");
+    assert!(!slots.is_multiple_of(5) || slots == 1, "5 and the slots have no divisor in common");
     let cells = (0..slots).map(cell).chain((past..case.cells).map(|c| c as i64)).collect();
     Columns::new(case, slots, batch, cells)
 }
@@ -99,30 +99,32 @@ fn every_pair_of_types() {
     let ours = || table::families().iter();
     let pairs = ours().flat_map(|k| ours().filter(|v| v.sides.serve_v()).map(|v| (k.name, v.name)));
     let beside = [("f16", "srft4"), ("q8_0", "srft3"), ("srft4", "f16"), ("delta4", "q8_0"), ("polar3", "f32")];
-    for (k, v) in pairs.chain(beside) {
+    for (k, v) in stepped(pairs.chain(beside)) {
         check_columns(Case { k, v, queries: 3, ..PLAIN }, 64, 3, &[1]);
     }
 }
 
 #[test]
 fn windows_batches_and_masks() {
-    let base = Case { cells: 333, ..PLAIN };
+    let mut cases = Vec::new();
     for (slots, batch) in [(1, 0), (64, 0), (128, 0), (128, 1), (128, 70), (333, 0), (1, 200), (7, 333)] {
         for k in ["srft4", "delta4"] {
-            let queries = batch.clamp(1, 60);
-            check_columns(Case { k, queries, ..base }, slots, batch, &[1, 3]);
-            check_columns(Case { k, queries, masked: false, sinks: true, ..base }, slots, batch, &[2]);
-            check_columns(Case { k, queries, max_bias: 8.0, softcap: 5.0, ..base }, slots, batch, &[2]);
+            let base = Case { k, cells: 333, queries: batch.clamp(1, 60), ..PLAIN };
+            cases.push((base, slots, batch));
+            cases.push((Case { masked: false, sinks: true, threads: 3, ..base }, slots, batch));
+            cases.push((Case { max_bias: 8.0, softcap: 5.0, ..base }, slots, batch));
         }
+    }
+    for (case, slots, batch) in stepped(cases) {
+        check_columns(case, slots, batch, &[1, case.threads]);
     }
 }
 
 #[test]
 fn head_sizes() {
-    for size in crate::rotation::HEAD_SIZES {
-        for v in ["srft4", "turbo3"] {
-            check_columns(Case { v, k_size: size, v_size: size, queries: 2, ..PLAIN }, 128, 2, &[2]);
-        }
+    let cases = crate::rotation::HEAD_SIZES.into_iter().flat_map(|size| [(size, "srft4"), (size, "turbo3")]);
+    for (size, v) in stepped(cases) {
+        check_columns(Case { v, k_size: size, v_size: size, queries: 2, ..PLAIN }, 128, 2, &[2]);
     }
 }
 
