@@ -38,7 +38,7 @@ cudaError_t kv_cuda_copy_rows(const kv_cuda_rows & op, cudaStream_t stream);
 
 // Attention.
 
-// Precise rows of recent cells, of the head sizes of K and V: an attention of its own over `part` columns, joined with the others.
+// Precise rows of recent cells, of the head sizes of K and V: attended to like a cache of their own, and merged with it.
 struct kv_cuda_recent {
     kv_attn_args args;
     uint32_t     k_kind, v_kind;

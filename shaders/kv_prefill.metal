@@ -138,10 +138,10 @@ kernel void kv_attn_prefill(
         if (simdgroup == 0) {
             live[lane] = rows_that_see;
         }
-        const bool hidden = !simd_any(rows_that_see != 0.0f);
+        const bool unseen = !simd_any(rows_that_see != 0.0f);
         // Everybody has looked before the next 32 cells are looked at, and `live` stands.
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (hidden && !(is_delta && cell % KV_DELTA_CELLS == 0)) {
+        if (unseen && !(is_delta && cell % KV_DELTA_CELLS == 0)) {
             continue;
         }
         const uint count = min((uint) KV_PREFILL_CELLS, args.cells - cell);

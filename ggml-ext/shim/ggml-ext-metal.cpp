@@ -235,10 +235,10 @@ void encode_copy(ggml_metal_device_t dev, ggml_metal_encoder_t enc, const ggml_t
 }
 
 // Which cells have precise rows, and the mask of these.
-void encode_columns(ggml_metal_device_t dev, ggml_metal_encoder_t enc, const ggml_tensor * op, const attention_parts & parts) {
+void encode_columns(ggml_metal_device_t dev, ggml_metal_encoder_t enc, const ggml_tensor * op, const attention_parts & parts,
+                    const std::vector<constant> & constants) {
     const ggml_tensor * mask = op->src[3];
     const ggml_metal_buffer_id dst = buffer_of(op);
-    const std::vector<constant> constants = { { 14, mask != nullptr, true } };
     ggml_metal_encoder_set_pipeline(enc, pipeline(dev, "kv_decode", "kv_attn_hidden", constants));
     ggml_metal_encoder_set_bytes (enc, const_cast<kv_recent_args *>(&parts.recent), sizeof(parts.recent), 0);
     ggml_metal_encoder_set_buffer(enc, buffer_of(op->src[SRC_CELLS]), 1);
@@ -279,7 +279,7 @@ void encode_attention(ggml_metal_device_t dev, ggml_metal_encoder_t enc, const g
         };
     };
     if (recent) {
-        encode_columns(dev, enc, op, parts);
+        encode_columns(dev, enc, op, parts, constants_of(parts.all[0]));
     }
     kv_attn_args main_args = parts.args;
     main_args.chunks      = (uint32_t) parts.chunks;
