@@ -236,11 +236,11 @@ void AttentionRun::make_write(Rng & rng) {
         sides.emplace_back(c_.type_v, s.dv*s.n_head_kv, kv_size_, v_, cells, order, read);
     }
     for (const Precise & p : precise_) {
-        // what has no cell is not written
+        // what has no cell is not written, but for a row: SET_ROWS has one at least
         std::vector<int64_t> to, from;
         for (int64_t i = 0; i < s.n_stream*p.count; i++) {
             const int64_t column = i/p.count*c_.columns() + p.first + i % p.count;
-            if (columns_[column] >= 0) {
+            if (columns_[column] >= 0 || (to.empty() && i == s.n_stream*p.count - 1)) {
                 to.push_back(i);
                 from.push_back(column);
             }
