@@ -218,8 +218,8 @@ inline std::string refuse_recent(const ggml_tensor * op) {
             }
         }
     }
-    if (cells->type != GGML_TYPE_I64 || cells->nb[0] % 8 != 0 || cells->nb[1] % 8 != 0) {
-        return std::string("cells of precise rows as ") + ggml_type_name(cells->type) + ", not i64";
+    if (cells->type != GGML_TYPE_I64 || (cells->nb[0] | cells->nb[1] | cells->view_offs | (uintptr_t) cells->data) % 8 != 0) {
+        return std::string("cells of precise rows as ") + ggml_type_name(cells->type) + ", not aligned i64";
     }
     if (cells->ne[0] != kw->ne[1] + (kb ? kb->ne[1] : 0) || cells->ne[1] != k->ne[3] || cells->ne[2] != 1 || cells->ne[3] != 1) {
         return "another number of cells than of precise rows";

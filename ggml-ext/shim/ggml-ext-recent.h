@@ -12,6 +12,8 @@
 
 #include "ggml-ext-seam.h"
 
+#include "llama-impl.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -40,6 +42,12 @@ class ggml_ext_slot_map {
         return it == slot_of.end() ? -1 : (int64_t) it->second;
     }
 
+    // The same, where it was this sequence's.
+    int64_t find(int64_t cell, llama_seq_id seq_id) const {
+        const int64_t res = find(cell);
+        return res >= 0 && slots[res].seq_id == seq_id ? res : -1;
+    }
+
     // What is in a slot of this cell is not its row any more.
     void drop(int64_t cell) {
         const auto it = slot_of.find(cell);
@@ -48,8 +56,6 @@ class ggml_ext_slot_map {
             slot_of.erase(it);
         }
     }
-
-    void clear() { init(size(), share); slot_of.clear(); }
 
     // When a slot was written: the larger the later.
     uint64_t written(uint32_t slot) const { return slots[slot].written; }
@@ -108,17 +114,17 @@ class ggml_ext_recent {
         const uint32_t n_seq = n_seq_max/n_stream;
         n_slots = off ? 0 : ggml_ext_recent_slots(type_k, type_v, kv_size, n_seq, n_swa);
         named   = ggml_ext_recent_named(type_k, type_v);
-        cells   = kv_size;
         streams.resize(n_stream);
+        n_share = std::max(1u, n_slots/n_seq);
         for (auto & s : streams) {
-            s.init(n_slots, n_slots/n_seq);
+            s.init(n_slots, n_share);
         }
     }
 
     // The tensors of layer number `ikv` of the cache, beside its own. `dev`: where they are to be, NULL for the CPU.
     void add_layer(ggml_context * ctx, size_t ikv, ggml_tensor * k, ggml_tensor * v, int64_t n_head, ggml_backend_dev_t dev) {
         int32_t type_k, type_v;
-        if (n_slots == 0 || !ggml_ext_recent_types(k->type, v ? v->type : -1, &type_k, &type_v)) {
+        if (n_slots == 0 || n_head == 0 || k->ne[0] == 0 || !ggml_ext_recent_types(k->type, v ? v->type : -1, &type_k, &type_v)) {
             return;
         }
         if (dev && !ggml_ext_device_attends_recent(dev, k, v, (ggml_type) type_k, (ggml_type) type_v, n_head)) {
@@ -126,7 +132,10 @@ class ggml_ext_recent {
                 throw std::runtime_error(std::string("device ") + ggml_backend_dev_name(dev) +
                     " has no code for recent cells: say recent=0, or keep the cache on the CPU (-nkvo, --no-kv-offload)");
             }
-            n_without++;
+            if (!warned) {
+                LLAMA_LOG_WARN("%s: device %s has no code for recent cells: its layers do without\n", __func__, ggml_backend_dev_name(dev));
+                warned = true;
+            }
             return;
         }
         layer & l = layers[ikv];
@@ -135,9 +144,6 @@ class ggml_ext_recent {
     }
 
     bool empty() const { return layers.empty(); }
-
-    // Layers that have none because their device has no code for it.
-    uint32_t n_layers_without() const { return n_without; }
 
     // Of one side, for the log.
     size_t bytes(char side) const {
@@ -158,39 +164,42 @@ class ggml_ext_recent {
     // row 2: the same, but a slot that nobody reads for none: ggml's own types
     // from row 3 on: for each stream, the cell of each column (slots, then the batch's tokens where it is large)
     ggml_tensor * build_idxs(ggml_context * ctx, uint32_t n_tokens, uint32_t n_seqs_unq) {
-        idxs     = nullptr;
-        n_batch  = n_tokens;
+        forget_graph();
         n_stream = streams.size() == 1 ? 1 : n_seqs_unq;
-        for (auto & [_, l] : layers) {
-            l.k.reset();
-            l.v.reset();
+        n_batch  = n_tokens;
+        large    = is_large(n_tokens/n_stream, streams.size() == 1 ? n_seqs_unq : 1);
+        if (layers.empty()) {
+            return ggml_new_tensor_1d(ctx, GGML_TYPE_I64, n_tokens);
         }
-        const uint64_t n_list = layers.empty() ? 0 : (uint64_t) n_stream*n_columns();
-        const uint64_t n_rows = layers.empty() ? 1 : 3 + (n_list + n_tokens - 1)/n_tokens;
-        ggml_tensor * res = ggml_new_tensor_2d(ctx, GGML_TYPE_I64, n_tokens, (int64_t) n_rows);
+        const uint64_t n_list = (uint64_t) n_stream*n_columns(), n_rows = 3 + (n_list + n_tokens - 1)/n_tokens;
         graph = ctx;
-        idxs  = layers.empty() ? nullptr : res;
-        return res;
+        idxs  = ggml_new_tensor_2d(ctx, GGML_TYPE_I64, n_tokens, (int64_t) n_rows);
+        // once for all layers: what goes to another device goes there once
+        for (int row = 0; row < 3; row++) {
+            rows_of_idxs[row] = ggml_view_1d(ctx, idxs, n_tokens, row*idxs->nb[1]);
+        }
+        list = ggml_view_2d(ctx, idxs, n_columns(), n_stream, n_columns()*idxs->nb[0], 3*idxs->nb[1]);
+        return idxs;
     }
 
     // llama.cpp's own row of it.
-    static ggml_tensor * own_idxs(ggml_context * ctx, ggml_tensor * idxs) {
-        return idxs->ne[1] == 1 ? idxs : ggml_view_1d(ctx, idxs, idxs->ne[0], 0);
-    }
+    ggml_tensor * own_idxs(ggml_tensor * of) const { return of == idxs ? rows_of_idxs[0] : of; }
 
-    // In cpy_k and cpy_v: `set` writes the rows `cur` to their cells; it comes behind what is written here.
-    ggml_tensor * write(ggml_context * ctx, size_t ikv, char side, uint32_t first_stream, ggml_tensor * cur, ggml_tensor * set) {
+    // In cpy_k and cpy_v: `set` writes the rows `cur` to their cells; it comes behind what is written here. `of` is the input that
+    // says where to.
+    ggml_tensor * write(ggml_context * ctx, size_t ikv, char side, ggml_tensor * of, uint32_t first_stream, ggml_tensor * cur, ggml_tensor * set) {
         side_of * s = find(ctx, ikv, side);
-        if (!s) {
+        // V has an input of its own, and is written behind K
+        if (!s || (side == 'k' ? of != idxs : !find(ctx, ikv, 'k')->written) || cur->ne[1] != (int64_t) n_batch) {
             return set;
         }
         ggml_tensor * rows  = ggml_reshape_2d(ctx, s->rows, s->rows->ne[0], s->rows->ne[1]*s->rows->ne[2]);
-        ggml_tensor * where = ggml_view_1d(ctx, idxs, n_batch, (ggml_ext_is_ours(rows->type) ? 1 : 2)*idxs->nb[1]);
-        ggml_tensor * write = ggml_set_rows(ctx, rows, cur, where);
-        if (is_large()) {
-            ggml_tensor * before = ggml_view_3d(ctx, s->rows, s->rows->ne[0], n_slots, n_stream, s->rows->nb[1], s->rows->nb[2],
-                                                first_stream*s->rows->nb[2]);
-            s->before     = ggml_cont(ctx, before);
+        ggml_tensor * write = ggml_set_rows(ctx, rows, cur, rows_of_idxs[ggml_ext_is_ours(rows->type) ? 1 : 2]);
+        if (large) {
+            if (!s->before) {
+                s->before = ggml_cont(ctx, ggml_view_3d(ctx, s->rows, s->rows->ne[0], n_slots, n_stream, s->rows->nb[1], s->rows->nb[2],
+                                                        first_stream*s->rows->nb[2]));
+            }
             s->batch      = ggml_cast(ctx, cur, s->rows->type);
             write->src[3] = s->before; // read before it is written
         }
@@ -211,7 +220,7 @@ class ggml_ext_recent {
             return ggml_view_4d(ctx, t, view->ne[0], view->ne[1], n, n_stream, head, cell, step, first*step);
         };
         view->src[1] = s->before ? heads(s->before, n_slots, 0) : heads(s->rows, n_slots, first_stream);
-        view->src[2] = ggml_view_2d(ctx, idxs, n_columns(), n_stream, n_columns()*idxs->nb[0], 3*idxs->nb[1]);
+        view->src[2] = list;
         view->src[3] = s->batch ? heads(s->batch, n_batch/n_stream, 0) : nullptr;
         return view;
     }
@@ -219,9 +228,13 @@ class ggml_ext_recent {
     // In set_input_k_idxs: the tokens of a batch get slots. `slots` are llama.cpp's cells for them.
     template <typename Ubatch, typename Info, typename Cells>
     void set_idxs(ggml_tensor * dst, const Ubatch & ubatch, const Info & info, const Cells & cells_of_streams) {
-        const bool listed = dst->ne[1] > 1;
-        const uint32_t n = (uint32_t) info.size(), n_tokens = (uint32_t) dst->ne[0], columns = n_slots + (is_large(n) ? n : 0);
-        int64_t * data = (int64_t *) dst->data;
+        // the graph is built: one that comes without an input of ours has no precise rows
+        forget_graph();
+        const bool     listed   = dst->ne[1] > 1;
+        const uint32_t n        = (uint32_t) info.size(), n_tokens = (uint32_t) dst->ne[0];
+        const bool     is_large = this->is_large(n, streams.size() == 1 ? ubatch.n_seqs_unq : 1);
+        const uint32_t columns  = n_slots + (is_large ? n : 0);
+        int64_t *      data     = (int64_t *) dst->data;
         for (uint32_t s = 0; s < info.n_stream(); s++) {
             auto &         map    = streams[info.strm[s]];
             const auto &   cells  = cells_of_streams[info.strm[s]];
@@ -230,7 +243,10 @@ class ggml_ext_recent {
             int64_t *      slot   = data + n_tokens + s*n;
             int64_t *      column = data + 3*(size_t) n_tokens + (size_t) s*columns;
             const auto     alive  = [&](int64_t cell) { return !cells.is_empty((uint32_t) cell); };
+            // a cell that its sequence writes again keeps its slot: a model's layers may be written by different graphs, in turn
+            std::vector<int64_t> had(n);
             for (uint32_t i = 0; i < n; i++) {
+                had[i] = map.find(idxs[i], ubatch.seq_id[s*n + i][0]);
                 map.drop(idxs[i]);
             }
             if (!listed) {
@@ -241,7 +257,7 @@ class ggml_ext_recent {
                     column[i] = map.cell(i);
                 }
             };
-            if (is_large(n)) {
+            if (is_large) {
                 list_slots();
                 std::copy(idxs.begin(), idxs.end(), column + n_slots);
             }
@@ -252,7 +268,7 @@ class ggml_ext_recent {
                 kept[i] = counts[ubatch.seq_id[s*n + i][0]]++ < map.most();
             }
             for (uint32_t i = 0; i < n; i++) {
-                const int64_t at = kept[i] ? (int64_t) map.take(idxs[i], ubatch.seq_id[s*n + i][0], alive) : -1;
+                const int64_t at = kept[i] ? (int64_t) map.take(idxs[i], ubatch.seq_id[s*n + i][0], alive, (uint32_t) had[i]) : -1;
                 slot[i]            = at;
                 slot[n_tokens + i] = at;
             }
@@ -262,7 +278,7 @@ class ggml_ext_recent {
                 slot[n_tokens + i] = first + (has ? slot[i] : n_slots);
                 slot[i]            = has ? first + slot[i] : -1;
             }
-            if (!is_large(n)) {
+            if (!is_large) {
                 list_slots();
             }
         }
@@ -346,17 +362,26 @@ class ggml_ext_recent {
 
     std::map<size_t, layer>            layers;
     std::vector<ggml_ext_slot_map> streams;
-    uint32_t                           n_slots = 0, cells = 0, n_without = 0;
-    bool                               named = false;
+    uint32_t                           n_slots = 0, n_share = 0;
+    bool                               named = false, warned = false;
 
+    // of the graph that is being built
     const ggml_context * graph = nullptr;
-    ggml_tensor *        idxs  = nullptr;
+    ggml_tensor *        idxs  = nullptr, * list = nullptr, * rows_of_idxs[3] = {};
     uint32_t             n_batch = 0, n_stream = 1;
+    bool                 large = false;
 
-    // Would these tokens of a stream push out too much of what they want to see?
-    bool     is_large(uint32_t n) const { return 4*(uint64_t) n > n_slots; }
-    bool     is_large() const { return is_large(n_batch/n_stream); }
-    uint32_t n_columns() const { return n_slots + (is_large() ? n_batch/n_stream : 0); }
+    void forget_graph() {
+        idxs = nullptr;
+        for (auto & [_, l] : layers) {
+            l.k.reset();
+            l.v.reset();
+        }
+    }
+
+    // Would these tokens of a stream, of so many sequences, push out too much of what they want to see?
+    bool     is_large(uint32_t n, uint32_t n_seqs) const { return 4*(uint64_t) n > std::min<uint64_t>(n_slots, (uint64_t) n_share*n_seqs); }
+    uint32_t n_columns() const { return n_slots + (large ? n_batch/n_stream : 0); }
 
     ggml_tensor * slots_of(ggml_context * ctx, ggml_type type, const ggml_tensor * of) const {
         ggml_tensor * res = ggml_new_tensor_3d(ctx, type, of->ne[0], n_slots + 1, of->ne[2]);

@@ -698,11 +698,17 @@ void ggml_ext_state_read_recent(llama_io_read_i & io, ggml_ext_recent & recent, 
             const size_t  bytes = bytes_of(ikv, side);
             ggml_tensor * rows  = recent.rows(ikv, side);
             if (!whole || !rows) {
-                reader->skip(n*bytes);
+                if (reader && bytes > 0) {
+                    reader->skip(n*bytes);
+                }
                 continue;
             }
-            for (size_t i = 0; i < n; i++) {
-                io.read_tensor(rows, recent.offset(rows, stream, slots[i]), bytes);
+            // slots that lie side by side at once
+            for (size_t i = 0, end = 0; i < n; i = end) {
+                for (end = i + 1; end < n && slots[end] == slots[end - 1] + 1;) {
+                    end++;
+                }
+                io.read_tensor(rows, recent.offset(rows, stream, slots[i]), (end - i)*bytes);
             }
         }
     }

@@ -53,7 +53,8 @@ impl ModelShape {
 }
 
 /// Bytes of the K and V caches of a model for `ctx` cells. llama.cpp rounds a context up to a multiple of 256 cells: give
-/// the `n_ctx` that it reports. The precise rows of recent cells are those of one sequence. Layers that the guard raises, which
+/// the `n_ctx` that it reports. The precise rows of recent cells are those of one sequence; a layer with a sliding window may have
+/// some more, since llama.cpp gives it room for a batch too. Layers that the guard raises, which
 /// only the weights tell, are counted at the type asked for.
 ///
 /// ```

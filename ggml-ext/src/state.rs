@@ -15,8 +15,9 @@
 //! range  = stream u32 | first cell u32 | end u32      ascending in each stream
 //! ```
 //!
-//! All little-endian. Version 1 has no recent sides. The metadata (llama.cpp's own, positions and sequences) and then the rows follow. Rows that stand alone
-//! are the bytes of their cells in order. Cells that are coded together travel as whole groups, every row of each group
+//! All little-endian. Version 1 has no recent sides.
+//!
+//! The metadata (llama.cpp's own, positions and sequences) and then the rows follow. Rows that stand alone are the bytes of their cells in order. Cells that are coded together travel as whole groups, every row of each group
 //! that holds a cell of the state: an I-frame is spread over its group, and a chained row means nothing without those before
 //! it. Rows of cells that are not in the state are emptied first ([`keep`]). Groups that find a free group to go to decode to the same keys bit for bit, whichever it is; where there is none,
 //! rows are decoded and written to the cells that there are ([`recode`]), rounded once more as a context shift rounds them.
@@ -259,6 +260,9 @@ impl In<'_> {
         let layer = |input: &mut Self| {
             let (index, k, v) = (input.u32()?, input.side()?, input.side()?);
             let recent = if has_recent { [input.side()?, input.side()?] } else { [StateSide::NONE; 2] };
+            if recent.iter().any(|s| (s.kind < 0) != (s.row_bytes == 0)) {
+                return Err(format!("its layer {index} has precise rows without a type, or without bytes"));
+            }
             Ok(Layer { index, k, v, recent })
         };
         let layers = (0..self.count(if has_recent { 148 } else { 76 })?)

@@ -89,6 +89,18 @@ void test_other_contexts() {
         decode(many.get(), text(3, 0, 20));
         victim.refuses(state_of(many.get(), true), true, { "4 sequences" }, "more sequences than there may be");
     }
+    if (begin_case("states of stock types for which there is no room")) {
+        // llama.cpp's own rule: what was there is gone
+        for (const char * type : { "f16", "q8_0" }) {
+            Context large = new_context(HEADS_OF_64, { type, type }, { 1024, 2, true }), small = new_context(HEADS_OF_64, { type, type }, { 512, 2, true });
+            decode(large.get(), text(0, 0, 600));
+            for (bool whole : { true, false }) {
+                check(!restore_state(small.get(), state_of(large.get(), whole), whole ? -1 : 0), std::string("a state of ") + type + " without room is refused");
+                check(!decode(small.get(), text(1, 0, 20)).empty(), "the context goes on");
+                llama_memory_clear(llama_get_memory(small.get()), true);
+            }
+        }
+    }
     if (begin_case("no room for a sequence")) {
         Context source = new_context(HEADS_OF_64, types, { 512, 2, true });
         decode(source.get(), text(0, 0, 100));

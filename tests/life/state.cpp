@@ -203,4 +203,9 @@ void test_state() {
             }
         }
     }
+    // some layers with precise rows and some without
+    const Pair mixed = { "srft4,0=srft8", "srft3,0=srft8" };
+    if (begin_case("state on the device " + mixed.name())) {
+        test_on_device(HEADS_OF_64, mixed);
+    }
 }

@@ -14,7 +14,7 @@ use std::fmt;
 /// Longer is not a spec that anyone wrote: 512 layers, each named, fit.
 const LONGEST: usize = 8192;
 /// More precise rows would be a cache of their own.
-const MOST_RECENT: u32 = 1 << 20;
+const MOST_RECENT: u32 = 1 << 16;
 
 /// Where a spec is bad, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]

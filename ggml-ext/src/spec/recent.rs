@@ -3,7 +3,7 @@
 //! Most attention goes to the last tokens, and theirs are the errors that show. So the rows of the last cells are kept a second
 //! time, in 8 bits. K and V of a cache have the same window: a cell's two rows are precise together.
 
-use super::{registry, Member, NativeType, Spec};
+use super::{registry, Member, NativeType, Spec, NATIVE};
 use crate::table::{self, Concrete, Entry, Family};
 
 /// Cells of a sequence where nobody says how many.
@@ -65,7 +65,9 @@ pub fn is_named(k: i32, v: i32) -> bool {
 /// gains by them.
 pub fn types(k: i32, v: Option<i32>) -> Option<(i32, Option<i32>)> {
     let gains = |id: i32| Member::by_id(id).is_some_and(gains);
-    if !gains(k) && !v.is_some_and(gains) {
+    // llama.cpp casts a side of f32 before attention, which then has no cells.
+    let f32 = NATIVE[0].id;
+    if (!gains(k) && !v.is_some_and(gains)) || k == f32 || v == Some(f32) {
         return None;
     }
     Some((type_beside(k)?, v.map(type_beside).map_or(Some(None), |v| v.map(Some))?))
@@ -133,6 +135,7 @@ mod tests {
         assert_eq!(of("bf16", Some("srft4_64")), Some((id("bf16"), Some(id("srft8_64")))));
         assert_eq!(of("srft4_64", Some("q4_0")), Some((id("srft8_64"), Some(id("f16")))));
         assert_eq!(of("srft4_576", None), Some((id("srft8_576"), None)));
+        assert_eq!(of("srft4_64", Some("f32")), None);
         assert_eq!(of("srft4", None), None, "a family is no tensor's type");
     }
 }

@@ -51,7 +51,7 @@ fn recent_cells_are_a_number() {
         let spec = parse(text).unwrap();
         assert_eq!((spec.recent, spec.alone().is_some()), (cells, cells.is_none()), "{text}");
     }
-    for value in ["", "-1", "+5", "many", "1048577", "99999999999"] {
+    for value in ["", "-1", "+5", "many", "65537", "99999999999"] {
         let (at, reason) = bad(&format!("srft4,recent={value}"));
         assert!(at == 13 && reason.starts_with("recent is a number of cells"), "{value}: {at} {reason}");
     }
