@@ -28,7 +28,7 @@ const WHEELS: [Pin; 5] = [
 pub enum Depth {
     /// To PTX for one GPU, which checks all but the instructions of inline assembly and the code for others.
     Ptx,
-    /// To the machine code of the oldest and of the newest GPU too.
+    /// To the machine code of the oldest and of the newest GPU.
     Ends,
     /// To the machine code of all.
     All,
@@ -38,7 +38,7 @@ impl Depth {
     fn targets(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Depth::Ptx => &[("compute_80", "compute_80")],
-            Depth::Ends => &[("compute_75", "sm_75"), ("compute_80", "compute_80"), ("compute_90", "sm_90")],
+            Depth::Ends => &[("compute_75", "sm_75"), ("compute_90", "sm_90")],
             Depth::All => &[("compute_75", "sm_75"), ("compute_80", "[sm_80,sm_86,sm_89]"), ("compute_90", "sm_90")],
         }
     }
@@ -46,7 +46,7 @@ impl Depth {
     pub fn what(self) -> &'static str {
         match self {
             Depth::Ptx => "to PTX of compute_80",
-            Depth::Ends => "for sm_75 and sm_90, to PTX of compute_80",
+            Depth::Ends => "for sm_75 and sm_90",
             Depth::All => "for sm_75, 80, 86, 89 and 90",
         }
     }
