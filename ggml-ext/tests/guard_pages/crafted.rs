@@ -147,17 +147,32 @@ pub fn rows_that_are_not_there(c: Concrete) {
     let read = Guarded::new(4 * 3 * size);
     let result = read.tensor(F32, 4, 4 * size, [size, 3, 1, 1]);
     let before = cache.memory.bytes().to_vec();
-    for bad in [-1, cells as i32, i32::MAX, i32::MIN] {
+    for bad in [-1, -2, cells as i32, i32::MAX, i32::MIN] {
         let indices = Guarded::of(&[3, 5, bad]);
         let index = indices.tensor(I32, 4, 12, [3, 1, 1, 1]);
         for ith in 0..2 {
             // SAFETY: memory as described.
             unsafe {
-                assert!(!ffi::ggml_ext_set_rows(&cache.whole(), &source, &index, 4, ith, 2), "row {bad}");
+                // -1 leaves a row out, where rows stand alone: see below.
+                if bad != -1 || c.group_cells() > 1 {
+                    assert!(!ffi::ggml_ext_set_rows(&cache.whole(), &source, &index, 4, ith, 2), "row {bad}");
+                }
                 assert!(!ffi::ggml_ext_get_rows(&result, &cache.whole(), &index, ith, 2), "row {bad}");
             }
         }
         assert_eq!(cache.memory.bytes(), before, "{}: row {bad}", c.name());
         assert!(read.floats().iter().all(|x| x.is_nan()), "{}: row {bad}", c.name());
     }
+    if c.group_cells() > 1 {
+        return;
+    }
+    let indices = Guarded::of(&[3, -1, 5]);
+    let index = indices.tensor(I32, 4, 12, [3, 1, 1, 1]);
+    let cache = Cache::empty(Rows::Ours(c), 1, cells, 1);
+    let before = cache.memory.bytes().to_vec();
+    // SAFETY: memory as described.
+    assert!(unsafe { ffi::ggml_ext_set_rows(&cache.whole(), &source, &index, 4, 0, 1) }, "a row that is left out");
+    let row = c.row_bytes();
+    let changed = |cell: usize| cache.memory.bytes()[cell * row..][..row] != before[cell * row..][..row];
+    assert_eq!((0..cells).filter(|&cell| changed(cell)).collect::<Vec<_>>(), [3, 5], "{}", c.name());
 }
