@@ -110,6 +110,15 @@ impl Member {
         NativeType::by_id(id).map(Member::Native).or_else(|| table::by_id(id).map(Member::Ours))
     }
 
+    /// Of a type of ours.
+    pub fn family(self) -> Option<&'static Family> {
+        match self {
+            Member::Native(_) => None,
+            Member::Ours(Entry::Family(f)) => Some(f),
+            Member::Ours(Entry::Concrete(c)) => Some(c.family),
+        }
+    }
+
     /// Its id.
     pub fn id(self) -> i32 {
         match self {
@@ -152,14 +161,7 @@ impl Member {
 
     /// Is it for this side of the cache?
     pub fn check_side(self, side: Side) -> Result<(), String> {
-        let family = match self {
-            Member::Native(_) => return Ok(()),
-            Member::Ours(Entry::Family(f)) => f,
-            Member::Ours(Entry::Concrete(c)) => c.family,
-        };
-        if family.serves(side) {
-            return Ok(());
-        }
+        let Some(family) = self.family().filter(|f| !f.serves(side)) else { return Ok(()) };
         let others: Vec<_> = table::families().iter().filter(|f| f.serves(side)).map(|f| f.name).collect();
         Err(format!(
             "{} is not for {side} ({}): use {} or ggml's own",

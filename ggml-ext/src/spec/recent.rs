@@ -16,17 +16,9 @@ fn precise() -> Option<&'static Family> {
     table::families().iter().find(|f| f.name == "srft8")
 }
 
-fn family(member: Member) -> Option<&'static Family> {
-    match member {
-        Member::Ours(Entry::Family(f)) => Some(f),
-        Member::Ours(Entry::Concrete(c)) => Some(c.family),
-        Member::Native(_) => None,
-    }
-}
-
 /// Would precise rows beside it be better than its own?
 fn gains(member: Member) -> bool {
-    family(member).is_some_and(|f| precise().is_some_and(|p| !std::ptr::eq(f, p)))
+    member.family().is_some_and(|f| precise().is_some_and(|p| !std::ptr::eq(f, p)))
 }
 
 fn spec_gains(spec: &Spec) -> bool {
