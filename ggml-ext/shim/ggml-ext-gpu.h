@@ -376,7 +376,7 @@ inline kv_attn_args attention_args(const ggml_tensor * op) {
     return args;
 }
 
-// What kv_attn_columns is told. The mask of the columns is for every query stream, since streams of queries may share the cells of one.
+// What kv_attn_columns gets. The mask of the columns is for every query stream, since streams of queries may share the cells of one.
 inline kv_recent_args recent_args(const ggml_tensor * op, const kv_attn_args & main) {
     const ggml_tensor * cells = op->src[SRC_CELLS], * mask = op->src[3];
     kv_recent_args args = {};

@@ -2,7 +2,7 @@
 //
 // A cache whose types gain by it has a second pair of tensors a layer, of a few slots a stream. Every row is written to its cell,
 // compressed, as without; the rows of the last tokens of each sequence are written to slots as well. Which slot holds which
-// cell is known here, on the host, and is told to each graph: beside the cells that llama.cpp writes to, the input of a graph has
+// cell is known here, on the host, and each graph gets it: beside the cells that llama.cpp writes to, the input of a graph has
 // the slots to write to and the list of the cells that attention finds in slots. So a slot that is not in the list is never
 // read, whatever is in it.
 //
@@ -225,7 +225,7 @@ class ggml_ext_recent {
         return view;
     }
 
-    // In set_input_k_idxs: the tokens of a batch get slots. `slots` are llama.cpp's cells for them.
+    // In set_input_k_idxs: the tokens of a batch get slots. `info` has llama.cpp's cells for them.
     template <typename Ubatch, typename Info, typename Cells>
     void set_idxs(ggml_tensor * dst, const Ubatch & ubatch, const Info & info, const Cells & cells_of_streams) {
         // the graph is built: one that comes without an input of ours has no precise rows
@@ -268,9 +268,7 @@ class ggml_ext_recent {
                 kept[i] = counts[ubatch.seq_id[s*n + i][0]]++ < map.most();
             }
             for (uint32_t i = 0; i < n; i++) {
-                const int64_t at = kept[i] ? (int64_t) map.take(idxs[i], ubatch.seq_id[s*n + i][0], alive, (uint32_t) had[i]) : -1;
-                slot[i]            = at;
-                slot[n_tokens + i] = at;
+                slot[i] = kept[i] ? (int64_t) map.take(idxs[i], ubatch.seq_id[s*n + i][0], alive, (uint32_t) had[i]) : -1;
             }
             // one that was taken and given away within the batch is the last one's
             for (uint32_t i = 0; i < n; i++) {
@@ -326,12 +324,8 @@ class ggml_ext_recent {
     int64_t n_shifts() const { return layers.empty() ? 0 : (int64_t) streams.size()*(n_slots + 1); }
 
     ggml_tensor * shifted_rows(ggml_context * ctx, size_t ikv, int64_t n_rot, int64_t n_head) const {
-        const auto it = layers.find(ikv);
-        if (it == layers.end()) {
-            return nullptr;
-        }
-        ggml_tensor * rows = it->second.k.rows;
-        return ggml_view_3d(ctx, rows, n_rot, n_head, n_shifts(), ggml_row_size(rows->type, rows->ne[0]/n_head), rows->nb[1], 0);
+        ggml_tensor * rows = this->rows(ikv, 'k');
+        return rows ? ggml_view_3d(ctx, rows, n_rot, n_head, n_shifts(), ggml_row_size(rows->type, rows->ne[0]/n_head), rows->nb[1], 0) : nullptr;
     }
 
     template <typename Cells> void set_shifts(int32_t * data, const Cells & cells_of_streams) const {
@@ -360,10 +354,10 @@ class ggml_ext_recent {
         side_of k, v;
     };
 
-    std::map<size_t, layer>            layers;
+    std::map<size_t, layer>        layers;
     std::vector<ggml_ext_slot_map> streams;
-    uint32_t                           n_slots = 0, n_share = 0;
-    bool                               named = false, warned = false;
+    uint32_t                       n_slots = 0, n_share = 0;
+    bool                           named = false, warned = false;
 
     // of the graph that is being built
     const ggml_context * graph = nullptr;
