@@ -318,7 +318,7 @@ void precise_reasons(int turn, const Refused & refused) {
             case 8:  return with("a window of another head size", 5, type_for("srft8", 64), { 64, 8, 2 }, "precise rows of srft8_64");
             case 9:  return with("a window of more rows on one side", 6, srft8, { 128, 9, 2 }, "src[6] whose shape");
             case 10: return with("a batch of other heads", 8, srft8, { 128, 3, 1 }, "src[8] whose shape");
-            case 11: return with("cells of i32", 7, GGML_TYPE_I32, { 11 }, "not i64");
+            case 11: return with("cells of i32", 7, GGML_TYPE_I32, { 11 }, "not aligned i64");
             case 12: return with("cells for the window alone", 7, GGML_TYPE_I64, { 8 }, "number of cells");
             default: break;
         }
