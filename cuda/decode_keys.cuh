@@ -50,18 +50,21 @@ template <uint ALIGN> __device__ __forceinline__ void load_two(uint (&words)[2],
     }
 }
 
-template <uint C, uint ALIGN> __device__ __forceinline__ void load_scales(uint (&scales)[C], const uint8_t * row) {
-    if constexpr (ALIGN >= 8 && C % 2 == 0) {
+// Scales of a row as they are stored: BYTES of them, in words.
+template <uint BYTES, uint ALIGN> __device__ __forceinline__ void load_scales(uint (&scales)[(BYTES + 3)/4], const uint8_t * row) {
+    if constexpr (BYTES == 2) {
+        scales[0] = __ldg((const unsigned short *) row);
+    } else if constexpr (ALIGN >= 8 && BYTES % 8 == 0) {
 #pragma unroll
-        for (uint c = 0; c < C; c += 2) {
-            const ::uint2 two = __ldg((const ::uint2 *) (row + 4*c));
-            scales[c] = two.x;
-            scales[c + 1] = two.y;
+        for (uint i = 0; i < BYTES/4; i += 2) {
+            const ::uint2 two = __ldg((const ::uint2 *) (row + 4*i));
+            scales[i] = two.x;
+            scales[i + 1] = two.y;
         }
     } else {
 #pragma unroll
-        for (uint c = 0; c < C; ++c) {
-            scales[c] = load_word<ALIGN>(row + 4*c);
+        for (uint i = 0; i < BYTES/4; ++i) {
+            scales[i] = load_word<ALIGN>(row + 4*i);
         }
     }
 }
@@ -75,13 +78,14 @@ __device__ __forceinline__ void keep(const uint8_t *& x) {
     asm volatile("" : "+l"(x));
 }
 
-// Two stored scales, zero for one that is not finite.
-__device__ __forceinline__ uint finite_scales(uint two) {
-    return two & __hle2_mask(__habs2(*(const __half2 *) &two), __float2half2_rn(65504.0f));
-}
-
-__device__ __forceinline__ float scale_at(uint scales, uint n) {
-    return __half2float(__ushort_as_half((unsigned short) (scales >> 16*n)));
+// Scale n of a row; zero for a half that is not finite.
+template <uint BITS, uint WORDS> __device__ __forceinline__ float scale_at(const uint (&scales)[WORDS], uint n) {
+    if constexpr (BITS == 8) {
+        const float x = __half2float(__ushort_as_half((unsigned short) (scales[n/2] >> 16*(n % 2))));
+        return fabsf(x) <= 65504.0f ? x : 0.0f;
+    } else {
+        return kv_srft_scale(scales[n/4] >> 8*(n % 4));
+    }
 }
 
 // Four bytes of a plane, `step` apart by twos: bytes 0, step, 1, step + 1; with step 2 as they lie.
@@ -92,19 +96,19 @@ __device__ __forceinline__ uint query_bytes(const signed char * q, uint step) {
 // What a lane has of 16 rows of K: of cells g and g + 8. QB is the number of blocks of four query rows.
 template <uint KIND, uint D, uint QB> struct decode_keys {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
-    static constexpr uint WORDS = BITS == 8 ? 4 : BITS == 4 ? 2 : 1;
+    static constexpr uint SCALES = level_scale_bytes(KIND, D), WORDS = BITS == 8 ? 4 : BITS == 4 ? 2 : 1;
 
     struct queries {
         uint b[BITS == 4 ? 2 : 1][C][2][QB][2]; // [plane][chunk][word or scale][block of rows][half of the 32 values]
     };
 
-    uint scales[2][C]; // both scales of a chunk
+    uint scales[2][(SCALES + 3)/4];
     uint codes[2][C][WORDS];
     uint upper[2][C][2];
 
     // Where the lane's codes of a row begin.
     static __device__ __forceinline__ uint codes_at(uint t) {
-        return D/16 + (BITS <= 3 ? 4 : 8)*t;
+        return SCALES + (BITS <= 3 ? 4 : 8)*t;
     }
 
     // `codes_of` is that of row 0. Caches are below 4 GiB.
@@ -112,14 +116,14 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
 #pragma unroll
         for (uint n = 0; n < 2; ++n) {
             const uint at = min(cell + g + 8*n, last)*step;
-            load_scales<C, ALIGN>(scales[n], rows + at);
+            load_scales<SCALES, ALIGN>(scales[n], rows + at);
 #pragma unroll
             for (uint c = 0; c < C; ++c) {
                 const uint8_t * from = codes_of + at + CHUNK*c;
                 if constexpr (BITS <= 3) {
                     codes[n][c][0] = load_word<ALIGN>(from);
                     if (BITS == 3) {
-                        load_two<ALIGN>(upper[n][c], rows + at + D/16 + CHUNK*c + 16);
+                        load_two<ALIGN>(upper[n][c], rows + at + SCALES + CHUNK*c + 16);
                     }
                 } else {
 #pragma unroll
@@ -188,7 +192,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                 a[2] = prmt(levels.first, levels.second, x >> 16);
                 a[3] = prmt(levels.first, levels.second, y >> 16);
             }
-            const float s0 = scale_at(finite_scales(scales[0][c]), scale), s1 = scale_at(finite_scales(scales[1][c]), scale);
+            const float s0 = scale_at<BITS>(scales[0], i), s1 = scale_at<BITS>(scales[1], i);
 #pragma unroll
             for (uint qb = 0; qb < QB; ++qb) {
                 int sums[4] = {};
@@ -204,6 +208,11 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
         for (uint i = 0; i < 4*QB; ++i) {
             s[i/4][i % 4] *= unit;
         }
+    }
+
+    // The first or the second scale of chunk c.
+    template <uint WORDS_OF_ROW> static __device__ __forceinline__ float scale_of_half(const uint (&scales)[WORDS_OF_ROW], uint c, uint second) {
+        return kv_srft_scale(scales[c/2] >> (16*(c % 2) + 8*second));
     }
 
     __device__ __forceinline__ void products_4(const queries & q, uint t, float (&s)[QB][4]) const {
@@ -222,7 +231,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                     mma_s8(sums[i/QB][qb], upper, q.b[plane][c][word][qb][0], q.b[plane][c][word][qb][1]);
                 }
             }
-            const float s0 = scale_at(finite_scales(scales[0][c]), t/2), s1 = scale_at(finite_scales(scales[1][c]), t/2);
+            const float s0 = scale_of_half(scales[0], c, t/2), s1 = scale_of_half(scales[1], c, t/2);
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
                 const float x = (float) (sums[0][i/4][i % 4]*SECOND_PLANE + sums[1][i/4][i % 4]);
