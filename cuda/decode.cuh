@@ -349,6 +349,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             }
 
             float s[QB][4];
+            k.join(t);
             k.products(b, t, s);
 #pragma unroll
             for (uint qb = 0; qb < QB; ++qb) {
@@ -424,6 +425,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 }
             }
             __syncwarp();
+            v.join(g);
             v.add(weights_from[0], weights_from[4], table, g, acc);
             // The next weights take the place of these.
             __syncwarp();

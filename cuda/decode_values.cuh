@@ -31,11 +31,13 @@ __device__ __forceinline__ uint look_up(uint table, uint word, uint n) {
 template <uint KIND, uint D> struct decode_values {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D);
+    static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
     static constexpr uint TABLE_BYTES = BITS == 4 ? 256*32*4 : 0; // [two codes][lane]: two halves
 
     uint scales[4][(SCALES + 3)/4];
     uint codes[4][C][BITS == 8 ? 2 : 1];
-    uint upper[4][C][2];
+    uint upper[4][C][JOINED ? 3 : 2];
+    bool odd[4];
 
     static __device__ __forceinline__ uint codes_at(uint g) {
         return SCALES + (BITS <= 3 ? 2 : 4)*g;
@@ -51,20 +53,43 @@ template <uint KIND, uint D> struct decode_values {
         for (uint n = 0; n < 4; ++n) {
             const uint at = min(cell + 2*t + n % 2 + n/2*8, last)*step;
             load_scales<SCALES, ALIGN>(scales[n], rows + at);
+            odd[n] = JOINED && is_odd(rows + at);
 #pragma unroll
             for (uint c = 0; c < C; ++c) {
                 const uint8_t * from = codes_of + at + CHUNK*c;
                 if constexpr (BITS <= 3) {
                     codes[n][c][0] = __ldg((const unsigned short *) from);
-                    if (BITS == 3) {
-                        load_two<ALIGN>(upper[n][c], rows + at + SCALES + CHUNK*c + 16);
+                    const uint8_t * upper_at = rows + at + SCALES + CHUNK*c + 16;
+                    if constexpr (BITS == 3 && JOINED) {
+                        for (uint i = 0; i < 3; ++i) {
+                            upper[n][c][i] = load_word(upper_at - 2 + 4*i);
+                        }
+                    } else if constexpr (BITS == 3) {
+                        load_two<ALIGN>(upper[n][c], upper_at);
                     }
                 } else if constexpr (BITS == 8) {
-                    codes[n][c][0] = load_word<ALIGN>(from);
-                    codes[n][c][1] = load_word<ALIGN>(from + 32);
+                    codes[n][c][0] = __ldg((const uint *) from);
+                    codes[n][c][1] = __ldg((const uint *) (from + 32));
                 } else {
-                    codes[n][c][0] = load_word<ALIGN>(from);
+                    codes[n][c][0] = load_word(JOINED ? from + 2 : from);
                 }
+            }
+        }
+    }
+
+    // What was loaded by the words that it lies in, before it is used.
+    __device__ __forceinline__ void join(uint g) {
+        if constexpr (JOINED) {
+#pragma unroll
+            for (uint n = 0; n < 4; ++n) {
+                if constexpr (BITS == 4) {
+                    const uint other = __shfl_up_sync(KV_ALL_LANES, codes[n][0][0], 4);
+                    codes[n][0][0] = joined(g == 0 ? scales[n][0] : other, codes[n][0][0], odd[n]);
+                } else if constexpr (BITS == 3) {
+                    upper[n][0][0] = joined(upper[n][0][0], upper[n][0][1], odd[n]);
+                    upper[n][0][1] = joined(upper[n][0][1], upper[n][0][2], odd[n]);
+                }
+                scales[n][0] = odd[n] ? scales[n][0] >> 16 : scales[n][0];
             }
         }
     }

@@ -194,10 +194,14 @@ static inline void kv_row_encode(threadgroup float * y, uint kind, uint size, ui
         kv_polar_encode(y, kv_polar_bits(kind), size, lane, row);
     } else if (KV_KIND_IS_TURBO(kind)) {
         kv_turbo_encode(y, (threadgroup uchar *) (y + size), kind, size, lane, row);
+    } else if (kind == KV_KIND_SRFT8) {
+        kv_srft_encode(y, 8, size, lane, row); // constants, where `kind` is none
     } else if (kind == KV_KIND_SRFT4) {
-        kv_srft_encode(y, 4, size, lane, row); // a constant, where `kind` is none
+        kv_srft_encode(y, 4, size, lane, row);
+    } else if (kind == KV_KIND_SRFT3) {
+        kv_srft_encode(y, 3, size, lane, row);
     } else {
-        kv_srft_encode(y, kv_code_bits(kind), size, lane, row);
+        kv_srft_encode(y, 2, size, lane, row);
     }
 }
 
