@@ -138,7 +138,7 @@ impl Walker {
         let size = self.format.size();
         // SAFETY: the caller's promise; kernels run on the CPU they were chosen for.
         unsafe {
-            if kind(place, place.row) == RowKind::Empty {
+            if kind(self.format, place, place.row) == RowKind::Empty {
                 return x[..size].fill(0.0);
             }
             self.enter(place);
@@ -158,7 +158,7 @@ impl Walker {
         let (size, row) = (self.format.size(), place.row);
         // SAFETY: the caller's promise; kernels run on the CPU they were chosen for.
         unsafe {
-            if x[..size].iter().all(|&x| x == 0.0) && kind(place, row) == RowKind::Empty {
+            if x[..size].iter().all(|&x| x == 0.0) && kind(self.format, place, row) == RowKind::Empty {
                 return;
             }
             let (mut plain, mut key) = (Room::new(), Room::new());
@@ -169,19 +169,20 @@ impl Walker {
             if !self.format.has_frame(place.group) {
                 self.found(place, key);
             }
-            let follows = row > 0 && kind(place, row - 1) != RowKind::Empty;
+            let follows = row > 0 && kind(self.format, place, row - 1) != RowKind::Empty;
             if follows {
                 self.go_to(place, row - 1);
             }
             let mut after = Room::new();
-            let after = (row + 1 < place.rows && stored_kind(place, row + 1) == RowKind::Chained).then(|| {
-                let (at, u) = (self.at, self.u.clone());
-                self.go_to(place, row + 1);
-                let after = after.zeros(size);
-                self.key(after);
-                (self.at, self.u) = (at, u);
-                after
-            });
+            let after =
+                (row + 1 < place.rows && stored_kind(self.format, place, row + 1) == RowKind::Chained).then(|| {
+                    let (at, u) = (self.at, self.u.clone());
+                    self.go_to(place, row + 1);
+                    let after = after.zeros(size);
+                    self.key(after);
+                    (self.at, self.u) = (at, u);
+                    after
+                });
             self.encode(place, row, key, follows);
             if let Some(after) = after {
                 self.encode(place, row + 1, after, false);
@@ -224,7 +225,7 @@ impl Walker {
         // SAFETY: the caller's promise.
         unsafe {
             // Rows that are there without one, from elsewhere, have been read with zeros.
-            if Delta::flags::<Lanes>(place.group, place.stride, place.rows).written != 0 {
+            if self.format.flags::<Lanes>(place.group, place.stride, place.rows).written != 0 {
                 self.m.fill(0.0);
             } else {
                 self.m[..key.len()].copy_from_slice(key);
@@ -233,10 +234,10 @@ impl Walker {
         }
     }
 
-    /// Is the I-frame the key of one of these rows, or of nobody? A row that founded its group is as far from it as f16
-    /// rounds, and stays so while it is there.
+    /// Is the I-frame the key of one of these rows, or of nobody? A row that founded its group is as far from it as its
+    /// slots round, and stays so while it is there.
     unsafe fn frame_is_one_of(&mut self, place: Place, rows: u64) -> bool {
-        const NEAR: f32 = 1.0 / 256.0;
+        const NEAR: f32 = 1.0 / 128.0;
         // At the end of a cache a group has no room for all of it.
         let stored = self.format.size().min(place.rows * self.format.slots());
         let largest = |x: &[f32]| x[..stored].iter().fold(0.0f32, |max, x| max.max(x.abs()));
@@ -260,7 +261,7 @@ impl Walker {
         // SAFETY: the caller's promise; rows up to `row`.
         unsafe {
             let mut first = row;
-            while self.at.is_none_or(|at| at + 1 != first) && kind(place, first) == RowKind::Chained {
+            while self.at.is_none_or(|at| at + 1 != first) && kind(self.format, place, first) == RowKind::Chained {
                 first -= 1;
             }
             self.step(place, first, row);
@@ -285,7 +286,7 @@ impl Walker {
         unsafe {
             let data = place.group.add(first * place.stride);
             (self.kernels.unpack)(&layout, data, place.stride, cells, Role::Expand, block);
-            (self.kernels.follow)(block, cells, kind(place, first), &self.m, &mut self.u);
+            (self.kernels.follow)(block, cells, kind(self.format, place, first), &self.m, &mut self.u);
         }
     }
 }
@@ -327,14 +328,18 @@ pub unsafe fn keep(format: Delta, kernels: &'static Kernels, place: Place, kept:
     let at = |row: usize| Place { row, ..place };
     // SAFETY: rows of the caller's group.
     unsafe {
-        let flags = Delta::flags::<Lanes>(place.group, place.stride, place.rows);
+        let flags = format.flags::<Lanes>(place.group, place.stride, place.rows);
         let stays = flags.written & kept;
         let leans_on_others = flags.chained & stays & !(stays << 1) != 0;
-        let clear = |row: usize, bytes: usize| place.group.add(row * place.stride).write_bytes(0, bytes);
+        let at_row = |row: usize| place.group.add(row * place.stride);
         let mut walker = Walker::new(format, kernels);
         if stays == 0 || (!leans_on_others && walker.frame_is_one_of(place, stays)) {
-            let bytes = if stays == 0 { format.row_bytes() } else { format.residual().row_bytes() };
-            (0..place.rows).filter(|row| stays >> row & 1 == 0).for_each(|row| clear(row, bytes));
+            for row in (0..place.rows).filter(|row| stays >> row & 1 == 0) {
+                match stays {
+                    0 => at_row(row).write_bytes(0, format.row_bytes()),
+                    _ => format.empty(at_row(row)),
+                }
+            }
             return;
         }
         let rows: Vec<usize> = (0..place.rows).filter(|row| stays >> row & 1 != 0).collect();
@@ -342,7 +347,7 @@ pub unsafe fn keep(format: Delta, kernels: &'static Kernels, place: Place, kept:
         for (&row, key) in rows.iter().zip(keys.chunks_exact_mut(size)) {
             walker.read(at(row), key);
         }
-        (0..place.rows).for_each(|row| clear(row, format.row_bytes()));
+        (0..place.rows).for_each(|row| at_row(row).write_bytes(0, format.row_bytes()));
         let mut walker = Walker::new(format, kernels);
         for (&row, key) in rows.iter().zip(keys.chunks_exact(size)) {
             walker.write(at(row), key);
@@ -351,17 +356,17 @@ pub unsafe fn keep(format: Delta, kernels: &'static Kernels, place: Place, kept:
 }
 
 /// What a row says it is.
-unsafe fn stored_kind(place: Place, row: usize) -> RowKind {
-    // SAFETY: the first four bytes of the caller's row.
-    Delta::kind(unsafe { std::slice::from_raw_parts(place.group.add(row * place.stride), 4) })
+unsafe fn stored_kind(format: Delta, place: Place, row: usize) -> RowKind {
+    // SAFETY: the caller's row.
+    format.kind(unsafe { std::slice::from_raw_parts(place.group.add(row * place.stride), format.row_bytes()) })
 }
 
 /// What a row is to a reader: one that says chained is that only where the row before is there.
-unsafe fn kind(place: Place, row: usize) -> RowKind {
+unsafe fn kind(format: Delta, place: Place, row: usize) -> RowKind {
     // SAFETY: the caller's row, and the one before where there is one.
     unsafe {
-        match stored_kind(place, row) {
-            RowKind::Chained if row == 0 || stored_kind(place, row - 1) == RowKind::Empty => RowKind::Restart,
+        match stored_kind(format, place, row) {
+            RowKind::Chained if row == 0 || stored_kind(format, place, row - 1) == RowKind::Empty => RowKind::Restart,
             kind => kind,
         }
     }

@@ -233,7 +233,7 @@ mod tests {
         let member = Member::by_name("srft4").unwrap();
         let line =
             raise(member, Side::K, &LAYER, &Weights { k_bias: &bias(80.0), ..Weights::default() }).unwrap().reason;
-        for part in ["layer 3", "from srft4 to srft8", "rms of 80.0", "+4.00 bits/value of its K", "guard=off"] {
+        for part in ["layer 3", "from srft4 to srft8", "rms of 80.0", "+4.25 bits/value of its K", "guard=off"] {
             assert!(line.contains(part), "{part}: {line}");
         }
     }

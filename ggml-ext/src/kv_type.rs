@@ -307,7 +307,7 @@ mod tests {
             ("q4_0", 128, Some(4.5)),
             ("q4_0", 80, None),
             ("q5_1", 64, Some(6.0)),
-            ("srft4", 80, Some(5.0)),
+            ("srft4", 80, Some(4.6)),
             ("srft4_128", 64, None),
             ("srft4", 0, None),
             ("f16", 0, None),

@@ -1,6 +1,6 @@
 //! The formats as they are, type by type: states hold rows, and programs of tomorrow must read those of today.
 //!
-//! tests/format/version-1.txt has a line for each type at each head size: its version, a checksum of the bytes that the
+//! tests/format/rows.txt has a line for each type at each head size: its version, a checksum of the bytes that the
 //! scalar definition makes of a fixed group of rows, and two sums over the values that those bytes decode to. Whoever changes
 //! a table, the order of bits or a rotation's signs changes a line.
 
@@ -14,7 +14,7 @@ use ggml_ext::rows;
 use ggml_ext::state::checksum;
 use ggml_ext::table::{self, Concrete};
 
-const GOLDEN: &str = include_str!("format/version-1.txt");
+const GOLDEN: &str = include_str!("format/rows.txt");
 
 /// Numbers in -1..1 that no library function has a part in. Not `random::Noise`: the golden file is made of these.
 struct Noise(u64);
@@ -82,7 +82,7 @@ impl Line {
 }
 
 #[test]
-fn rows_are_those_of_version_1() {
+fn rows_are_those_of_the_list() {
     let golden: Vec<Line> = GOLDEN
         .lines()
         .filter(|l| !l.starts_with('#'))
@@ -113,12 +113,12 @@ fn rows_are_those_of_version_1() {
     for Line { name, version, rows, sums } in &today {
         let _ = writeln!(list, "{name:<10} {version} {rows:016x} {:.4} {:.4}", sums[0], sums[1]);
     }
-    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("version-1.txt");
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rows.txt");
     fs::write(&kept, list).expect("cargo's own folder for this");
     panic!(
-        "\n{changed}\nSaved states hold rows of version 1. If bytes mean other values than before, raise the format version\n\
-         (Concrete::version in table.rs), keep decoding the old one, and pin the new one beside this list. A new type, or\n\
-         an encoder that chooses better codes of the same meaning, needs new lines only: today's are in\n{}\n",
+        "\n{changed}\nSaved states hold these rows. If bytes mean other values than before, raise the version of the format\n\
+         (RowFormat::version), by which states of the old one are refused. A new type, or an encoder that chooses better\n\
+         codes of the same meaning, needs new lines only: today's are in\n{}\n",
         kept.display()
     );
 }

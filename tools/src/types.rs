@@ -129,7 +129,7 @@ mod tests {
             assert_eq!(sizes.len(), 11, "{name}");
         }
         let t = all.iter().find(|t| t["name"] == "srft4_128").unwrap();
-        assert_eq!((t["bits_per_value"].as_f64(), t["id"].as_i64()), (Some(4.5), Some(148)));
+        assert_eq!((t["bits_per_value"].as_f64(), t["id"].as_i64()), (Some(4.25), Some(148)));
     }
 
     #[test]

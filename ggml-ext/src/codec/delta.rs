@@ -20,13 +20,12 @@
 //! ```text
 //! row     = srft row (scales | codes) | its share of m: f16 x slots        slots = head size / 64, rounded up
 //! m         value i lies in slot i % slots of row i / slots; what would lie beyond the end of the cache is 0
-//! kind      bit 0 of scale 1, bit 0 of scale 0:    00 empty    10 restart    11 chained    01 alone
-//! I-frame   is there: bit 0 of the first slot of the group's first row
+//! kind      bits 0 and 1 of the row's first slot:    0 empty    1 alone    2 restart    3 chained
+//! I-frame   is there: bit 2 of the first slot of the group's first row
 //! ```
 //!
-//! Flags cost nothing: they are the lowest bits of f16 numbers and stay in them when those are used, so a kernel
-//! reads scales as it does everywhere, and the kind of a row is one 32-bit load. A scale moves by a thousandth of itself
-//! at most, where codes are off by a tenth. Memory that was cleared to zero is empty, and empty rows are keys of zeros.
+//! The lowest three bits of a slot are not part of m, which needs no precision: keys are coded against the m that a reader
+//! finds. Memory that was cleared to zero is empty, and empty rows are keys of zeros.
 //!
 //! Any bytes decode: a row that says chained without a predecessor in its group counts as a restart row, what is not
 //! finite counts as zero.
@@ -52,13 +51,15 @@ const LEFT_BY_PREDICTION: f32 = 0.4;
 /// An I-frame with a value beyond this is not used: it would take the precision of f32 from keys that are not like it.
 const FRAME_LIMIT: f32 = 4096.0;
 
-/// The kinds of rows, as they show in the first 32 bits of a row.
-const KIND: u32 = 0x0001_0001;
-const RESTART: u32 = 0x0001_0000;
-const CHAINED: u32 = 0x0001_0001;
-const ALONE: u32 = 0x0000_0001;
-/// Bit 0 of the first slot of a group's first row.
-const FRAMED: u16 = 1;
+/// The kinds of rows, as the lowest bits of their first slot say them.
+const KIND: u8 = 3;
+const RESTART: u8 = 2;
+const CHAINED: u8 = 3;
+const ALONE: u8 = 1;
+/// A bit of the first slot of a group's first row.
+const FRAMED: u8 = 4;
+/// The bits of a slot that are not part of m.
+const FLAGS: u16 = 7;
 
 /// The row format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,8 +141,8 @@ impl Delta {
             (ALONE, &x[..self.size()])
         };
         self.residual.encode_rotated::<S>(d, row);
-        let head = first_word(row) & !KIND | kind;
-        row[..4].copy_from_slice(&head.to_le_bytes());
+        let flags = &mut row[self.residual.row_bytes()];
+        *flags = *flags & !KIND | kind;
     }
 
     /// Sixteen values of the deviation u of the row before become those of this row, which has these levels and this scale.
@@ -157,8 +158,8 @@ impl Delta {
 
     /// What a row says it is.
     #[inline(always)]
-    pub fn kind(row: &[u8]) -> RowKind {
-        match first_word(row) & KIND {
+    pub fn kind(self, row: &[u8]) -> RowKind {
+        match row[self.residual.row_bytes()] & KIND {
             0 => RowKind::Empty,
             RESTART => RowKind::Restart,
             CHAINED => RowKind::Chained,
@@ -171,14 +172,14 @@ impl Delta {
     /// # Safety
     /// `data` holds as many rows, `stride` bytes apart; there are at most GROUP_CELLS.
     #[inline(always)]
-    pub unsafe fn flags<S: Simd>(data: *const u8, stride: usize, rows: usize) -> Flags {
+    pub unsafe fn flags<S: Simd>(self, data: *const u8, stride: usize, rows: usize) -> Flags {
         let mut words = [0u32; GROUP_CELLS];
-        // SAFETY: the first words of the caller's rows.
-        unsafe { words_of_rows::<S>(data, stride, rows, &mut words) };
+        // SAFETY: the last codes of the caller's rows and their first slots.
+        unsafe { words_of_rows::<S>(data.add(self.residual.row_bytes() - 2), stride, rows, &mut words) };
         let (mut high, mut low) = (0u64, 0u64);
         for (i, words) in words.chunks_exact(LANES).enumerate() {
-            high |= u64::from(S::bits::<16>(words)) << (LANES * i);
-            low |= u64::from(S::bits::<0>(words)) << (LANES * i);
+            high |= u64::from(S::bits::<17>(words)) << (LANES * i);
+            low |= u64::from(S::bits::<16>(words)) << (LANES * i);
         }
         let written = high | low;
         Flags { written, chained: high & low & written << 1, alone: low & !high }
@@ -191,7 +192,20 @@ impl Delta {
     #[inline(always)]
     pub unsafe fn has_frame(self, first_row: *const u8) -> bool {
         // SAFETY: the row's share of m follows the codes.
-        unsafe { *first_row.add(self.residual.row_bytes()) & FRAMED as u8 != 0 }
+        unsafe { *first_row.add(self.residual.row_bytes()) & FRAMED != 0 }
+    }
+
+    /// Empties a row, whose share of m stays.
+    ///
+    /// # Safety
+    /// It is one.
+    pub unsafe fn empty(self, row: *mut u8) {
+        let residual = self.residual.row_bytes();
+        // SAFETY: scales and codes, and the first slot.
+        unsafe {
+            row.write_bytes(0, residual);
+            *row.add(residual) &= !KIND;
+        }
     }
 
     /// The I-frame of a group of `rows` rows: `m` takes `size` values.
@@ -245,14 +259,15 @@ impl Delta {
         }
         for i in 0..rows * slots {
             let value = m[..self.size()].get(i).copied().unwrap_or(0.0);
-            let mut bits = f16::from_f32(value).to_bits();
-            if i == 0 {
-                bits |= FRAMED;
-            }
+            // To the nearest without those bits.
+            let bits = f16::from_f32(value).to_bits().wrapping_add(FLAGS.div_ceil(2)) & !FLAGS;
             // SAFETY: slot i % slots of row i / slots.
             unsafe {
                 let row = data.add(i / slots * stride + self.residual.row_bytes());
-                row.cast::<u16>().add(i % slots).write_unaligned(bits.to_le());
+                let slot = row.cast::<u16>().add(i % slots);
+                let flags = u16::from_le(slot.read_unaligned()) & u16::from(KIND) * u16::from(i % slots == 0);
+                let framed = u16::from(FRAMED) * u16::from(i == 0);
+                slot.write_unaligned((bits | flags | framed).to_le());
             }
         }
         // SAFETY: the caller's promise.
@@ -267,6 +282,10 @@ impl RowFormat for Delta {
 
     fn row_bytes(self) -> usize {
         self.residual.row_bytes() + 2 * self.slots()
+    }
+
+    fn version(self) -> u32 {
+        2
     }
 
     fn score_error(self) -> f32 {
@@ -291,8 +310,7 @@ impl RowFormat for Delta {
         let residual = self.residual.row_bytes();
         row[residual..self.row_bytes()].fill(0);
         self.residual.encode::<S>(x, row);
-        let head = first_word(row) & !KIND | ALONE;
-        row[..4].copy_from_slice(&head.to_le_bytes());
+        row[residual] = ALONE;
     }
 
     /// As a key that has nothing to do with others.
@@ -364,9 +382,10 @@ impl Chain {
     }
 }
 
-/// f16 to f32 in steps that a vector unit has everywhere; what is not finite becomes 0.
+/// The value of a slot, an f16 with flags, in steps that a vector unit has everywhere; what is not finite becomes 0.
 #[inline(always)]
-fn widened(bits: u16) -> f32 {
+fn widened(slot: u16) -> f32 {
+    let bits = slot & !FLAGS;
     let magnitude = f32::from_bits(u32::from(bits & 0x7fff) << 13) * f32::from_bits((127 + 112) << 23);
     let x = f32::from_bits(magnitude.to_bits() | u32::from(bits & 0x8000) << 16);
     if bits & 0x7c00 == 0x7c00 {
@@ -374,12 +393,6 @@ fn widened(bits: u16) -> f32 {
     } else {
         x
     }
-}
-
-/// Scale 0 and scale 1 of a row, as stored.
-#[inline(always)]
-fn first_word(row: &[u8]) -> u32 {
-    u32::from_le_bytes([row[0], row[1], row[2], row[3]])
 }
 
 /// A word of each of `rows` rows; those of others are left alone.
@@ -414,7 +427,7 @@ mod tests {
     #[test]
     fn halves_widen_exactly() {
         for bits in 0..=u16::MAX {
-            let x = f16::from_bits(bits);
+            let x = f16::from_bits(bits & 0xfff8);
             let want = if x.is_finite() { x.to_f32() } else { 0.0 };
             assert_eq!(widened(bits).to_bits(), want.to_bits(), "{bits:#06x}");
         }

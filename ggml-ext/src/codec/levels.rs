@@ -26,10 +26,15 @@ pub struct LevelLayout {
     pub packing: Packing,
 }
 
-/// Where the f16 scales of a row are, and what they are multiplied by.
+/// Where the scales of a row are, and what they are multiplied by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scales {
-    /// One for each group, the first at the row's beginning, with so many bytes from one to the next; 0 where all groups
+    /// Codes of a byte, one for each group, from the row's beginning on: see [`super::scales`].
+    Codes {
+        /// The factor.
+        unit: f32,
+    },
+    /// An f16 for each group, the first at the row's beginning, with so many bytes from one to the next; 0 where all groups
     /// have the same.
     PerGroup {
         /// Bytes from one to the next.
@@ -37,7 +42,7 @@ pub enum Scales {
         /// The factor.
         unit: f32,
     },
-    /// Two at the row's beginning: one for the first half of the groups, one for the second.
+    /// Two f16 at the row's beginning: one for the first half of the groups, one for the second.
     PerHalf([f32; 2]),
 }
 

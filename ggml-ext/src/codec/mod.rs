@@ -6,13 +6,13 @@ pub mod levels;
 pub mod plain;
 pub mod polar;
 pub mod qjl;
+pub(crate) mod scales;
 pub mod srft;
 pub mod turbo;
 
 use crate::domain::Domain;
 use crate::lanes::Simd;
 use delta::Delta;
-use half::f16;
 use levels::LevelLayout;
 use polar::Polar;
 use qjl::Qjl;
@@ -57,18 +57,4 @@ pub(crate) fn error_of_bits(bits: u32) -> f32 {
         5..=7 => 0.02,
         _ => 0.0045,
     }
-}
-
-/// Stores a scale as f16, saturated, and returns what a reader will find.
-#[inline(always)]
-pub(crate) fn store_scale(scale: f32, to: &mut [u8]) -> f32 {
-    let stored = f16::from_f32(scale.clamp(-65504.0, 65504.0));
-    to[..2].copy_from_slice(&stored.to_le_bytes());
-    stored.to_f32()
-}
-
-/// Reads a stored scale; any bytes are something finite.
-#[inline(always)]
-pub(crate) fn load_scale(from: &[u8]) -> f32 {
-    srft::finite(f16::from_le_bytes([from[0], from[1]]))
 }

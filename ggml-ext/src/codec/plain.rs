@@ -1,7 +1,7 @@
 //! ggml's own row formats that attention reads beside ours: f32, f16, bf16, q8_0 and q4_0.
 
 use super::levels::{LevelLayout, Packing, Scales};
-use super::load_scale;
+use super::scales::load_f16;
 
 /// Values of a q8_0 or q4_0 block.
 pub const BLOCK: usize = 32;
@@ -96,7 +96,7 @@ impl Blocks {
     pub fn unpack(self, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
         let blocks = row.chunks_exact(self.block_bytes()).zip(levels[..self.size].chunks_exact_mut(BLOCK));
         for ((block, levels), scale) in blocks.zip(scales) {
-            *scale = load_scale(block);
+            *scale = load_f16(block);
             for (i, level) in levels.iter_mut().enumerate() {
                 *level = match self.bits {
                     8 => block[2 + i] as i8,

@@ -36,8 +36,9 @@
 //!
 //! Bad values: as in [`super::srft`].
 
+use super::clean;
 use super::levels::{LevelLayout, Packing, Scales};
-use super::{clean, load_scale, store_scale};
+use super::scales::{load_f16, store_f16};
 use super::{RowFormat, Scorer};
 use crate::domain::Domain;
 use crate::lanes::Simd;
@@ -161,7 +162,7 @@ impl Polar {
                 }
             }
             self.put(row, block, codes);
-            store_scale(radius[block], &mut row[2 * block..]);
+            store_f16(radius[block], &mut row[2 * block..]);
         }
     }
 
@@ -206,7 +207,7 @@ impl Polar {
     pub fn decode_rotated(self, row: &[u8], x: &mut [f32]) {
         for (block, x) in x[..self.size].chunks_exact_mut(BLOCK).enumerate() {
             let codes = self.get(row, block);
-            let weights = weights(codes.upper, load_scale(&row[2 * block..]));
+            let weights = weights(codes.upper, load_f16(&row[2 * block..]));
             for (j, xy) in x.chunks_exact_mut(2).enumerate() {
                 let (cos, sin) = direction(self.bits, usize::from(codes.first[j]));
                 (xy[0], xy[1]) = (weights[j] * cos, weights[j] * sin);
@@ -219,7 +220,7 @@ impl Polar {
     pub fn unpack(self, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
         let table = self.level_table();
         for (block, levels) in levels[..self.size].chunks_exact_mut(BLOCK).enumerate() {
-            scales[block] = load_scale(&row[2 * block..]) * (1.0 / LEVEL_UNIT);
+            scales[block] = load_f16(&row[2 * block..]) * (1.0 / LEVEL_UNIT);
             let codes = self.get(row, block);
             for (j, xy) in levels.chunks_exact_mut(2).enumerate() {
                 let weight = FIXED_WEIGHTS[weight_index(codes.upper, j)];
@@ -261,7 +262,7 @@ impl Polar {
         let mut sum = 0.0f32;
         for block in 0..self.blocks() {
             let codes = self.get(row, block);
-            let weights = weights(codes.upper, load_scale(&row[2 * block..]));
+            let weights = weights(codes.upper, load_f16(&row[2 * block..]));
             for j in 0..PAIRS {
                 let table = &tables[(block * PAIRS + j) * TABLE..];
                 sum = weights[j].mul_add(table[usize::from(codes.first[j])], sum);

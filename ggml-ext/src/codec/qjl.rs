@@ -30,10 +30,11 @@
 //!
 //! Bad values: as in [`super::srft`].
 
+use super::clean;
 use super::levels::{padded, LevelLayout, Packing, Scales};
 use super::plain::BLOCK;
+use super::scales::{load_f16, store_f16};
 use super::RowFormat;
-use super::{clean, load_scale, store_scale};
 use crate::domain::Domain;
 use crate::lanes::{Simd, LANES};
 use crate::room::Room;
@@ -147,7 +148,7 @@ impl Qjl {
     fn signs(self, row: &[u8], levels: &mut [i8]) -> f32 {
         let (scale, bits) = row[..self.row_bytes()].split_at(NORM_BYTES);
         unpack_signs(bits, SIGN_LEVEL, &mut levels[..self.size]);
-        load_scale(scale) * self.scale_factor()
+        load_f16(scale) * self.scale_factor()
     }
 
     /// The stored scale times this is the scale of the levels.
@@ -193,7 +194,7 @@ impl RowFormat for Qjl {
         S::rotate(first, a, b);
         S::rotate(second, b, a);
         let (scale, bits) = row[..self.row_bytes()].split_at_mut(NORM_BYTES);
-        store_scale(rms::<S>(a), scale);
+        store_f16(rms::<S>(a), scale);
         pack_signs(a, bits);
     }
 
@@ -332,7 +333,7 @@ pub(crate) mod tests {
                     assert!(p.abs() < 1e-5 || (p < 0.0) == (levels[i] < 0), "d={size}, sign {i} of {p}");
                 }
                 let norm = (dot(&x, &x) / size as f64).sqrt();
-                assert!((f64::from(load_scale(&row)) / norm - 1.0).abs() < 1e-3, "d={size}");
+                assert!((f64::from(load_f16(&row)) / norm - 1.0).abs() < 1e-3, "d={size}");
             }
         }
     }

@@ -1,11 +1,11 @@
-//! srft8, srft4, srft3, srft2: a rotated row as table codes with one f16 scale per group.
+//! srft8, srft4, srft3, srft2: a rotated row as table codes with one scale per group.
 //!
 //! A row is the SRFT of one head of one cell (see [`crate::rotation`]), cut into groups of 32 values (16 where 32 does
 //! not divide the head size). A value is stored as a code into a table of 8-bit levels and decodes to
-//! `level * scale / 128`, the scale being one f16 per group, its sign included.
+//! `level * scale / 128`, with one scale per group, its sign included: 8 bits (see [`super::scales`]), for srft8 an f16.
 //!
 //! ```text
-//! row    = scales: f16 x groups | codes of chunk 0 | codes of chunk 1 | …
+//! row    = scales: u8 x groups, padded to an even number, or f16 x groups | codes of chunk 0 | codes of chunk 1 | …
 //! chunks = 64 values while 64 remain, then 32, then 16
 //! 4 bit    byte j of c/2:  value j | value j+c/2 << 4
 //! 2 bit    byte j of c/4:  value j | j+c/4 << 2 | j+2c/4 << 4 | j+3c/4 << 6
@@ -17,25 +17,24 @@
 //! 3-bit chunk are one mask register.
 //!
 //! Tables. The largest value of a group, sign included, maps to level -127; the other levels were fitted to
-//! Gaussian groups of 32 under the search below (the sign trick makes the distribution lopsided, hence the lopsided
-//! tables). Mean squared error on N(0,1): 4 bit 0.0056, 3 bit 0.024, 2 bit 0.109; without the search, with tables
-//! fitted for that: 0.0061, 0.027, 0.120; absmax with an even grid: 0.0094 at 4 bits.
+//! Gaussian groups of 32 (the sign trick makes the distribution lopsided, hence the lopsided tables). Mean squared error
+//! on N(0,1): 4 bit 0.0059, 3 bit 0.024, 2 bit 0.107; absmax with an even grid: 0.0094 at 4 bits.
 //!
-//! Encoding a group: five scales around that of the largest value are tried and the one with the least squared error
-//! is kept; the codes are fitted once more with its least-squares scale; the stored scale is the unbiased one,
-//! sum(x^2) / sum(x q). The least-squares scale would have a slightly smaller error, but its reconstruction is
-//! biased towards zero, and attention averages noise away and bias not.
+//! Encoding a group: a few scales around that of the largest value are tried, and a few that map it to the other end of
+//! the table; the one with the least squared error is kept. Scales are only those that can be stored, so codes fit the
+//! scale that a reader finds. The least squared error shrinks values a little, by the same part in every group on
+//! average, and attention averages noise away and bias not: so values are read as KAPPA times what was fitted.
 //!
-//! What is not a number counts as 0, what is beyond +-1e6 as +-1e6, and the scale saturates at f16's largest, so a bad row
+//! What is not a number counts as 0, what is beyond +-1e6 as +-1e6, and the scale saturates at its largest, so a bad row
 //! stays finite and harms no other.
 
 use super::levels::{LevelLayout, Packing, Scales};
+use super::scales::{code_below, code_scale, load_f16, store_f16, MAX_CODE};
 use super::RowFormat;
 use crate::domain::Domain;
 use crate::lanes::{round_even, Simd, LANES};
 use crate::room::Room;
 use crate::rotation::{Rotation, HEAD_SIZES, MAX_HEAD};
-use half::f16;
 
 /// Values that share a scale, where the head size allows.
 pub const GROUP: usize = 32;
@@ -43,15 +42,18 @@ pub const GROUP: usize = 32;
 /// A decoded value is level * scale / SCALE_UNIT, which keeps the stored scale in the range of the values themselves.
 pub const SCALE_UNIT: f32 = 128.0;
 
-/// Groups below this are zero: f16 has no scale for them.
+/// Groups of 8-bit levels below this are zero: f16 has no scale for them.
 const SMALLEST: f32 = 1e-9;
 
 /// A table and the search that belongs to it.
 pub struct Levels<const N: usize> {
     /// The levels, ascending.
     pub table: [i8; N],
-    /// Scales to try, relative to the one that maps the largest value to the first level.
-    search: [f32; 5],
+    /// Scales to try, in steps of their code from the one that maps the largest value to the first level; and from the
+    /// one that maps it to the last.
+    search: [&'static [i32]; 2],
+    /// What fitting leaves of values is divided by this.
+    kappa: f32,
     /// The levels once more.
     values: [f32; N],
     /// Half way between level i-1 and level i.
@@ -61,7 +63,7 @@ pub struct Levels<const N: usize> {
 }
 
 impl<const N: usize> Levels<N> {
-    const fn new(table: [i8; N], search: [f32; 5]) -> Self {
+    const fn new(table: [i8; N], search: [&'static [i32]; 2], kappa: f32) -> Self {
         let (mut values, mut middles, mut codes) = ([0.0; N], [0.0; N], [0.0; N]);
         let mut i = 0;
         while i < N {
@@ -71,19 +73,21 @@ impl<const N: usize> Levels<N> {
             }
             i += 1;
         }
-        Levels { table, search, values, middles, codes }
+        Levels { table, search, kappa, values, middles, codes }
     }
 }
 
 /// 4 bits.
 pub static LEVELS_4: Levels<16> = Levels::new(
     [-127, -98, -78, -61, -46, -32, -19, -7, 6, 18, 31, 44, 57, 72, 90, 112],
-    [0.85, 0.9175, 0.985, 1.0525, 1.12],
+    [&[-1, 0, 1], &[-1, 0, 1]],
+    1.0062,
 );
 /// 3 bits.
-pub static LEVELS_3: Levels<8> = Levels::new([-127, -77, -44, -17, 8, 34, 63, 101], [0.75, 0.85, 0.95, 1.05, 1.15]);
+pub static LEVELS_3: Levels<8> =
+    Levels::new([-127, -77, -44, -17, 8, 34, 63, 101], [&[-2, -1, 0, 1], &[-3, -2, -1, 0]], 1.0251);
 /// 2 bits.
-pub static LEVELS_2: Levels<4> = Levels::new([-127, -44, 18, 88], [0.6, 0.75, 0.9, 1.05, 1.2]);
+pub static LEVELS_2: Levels<4> = Levels::new([-127, -44, 18, 88], [&[-5, -3, -2, -1], &[-7, -6, -5, -4]], 1.1079);
 
 /// The row format: bits of a code and the head size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,9 +121,22 @@ impl Srft {
         self.size / self.scale_group()
     }
 
-    /// Bytes of the scales, which come first.
+    /// Bytes of the scales, which come first: rows are an even number of bytes.
     pub fn scale_bytes(self) -> usize {
-        2 * self.scale_groups()
+        match self.bits {
+            8 => 2 * self.scale_groups(),
+            _ => self.scale_groups().next_multiple_of(2),
+        }
+    }
+
+    /// What a level times its scale is multiplied by.
+    pub fn unit(self) -> f32 {
+        match self.bits {
+            8 => 1.0 / SCALE_UNIT,
+            4 => LEVELS_4.kappa / SCALE_UNIT,
+            3 => LEVELS_3.kappa / SCALE_UNIT,
+            _ => LEVELS_2.kappa / SCALE_UNIT,
+        }
     }
 
     /// The rotation of this head size.
@@ -133,17 +150,17 @@ impl Srft {
         let (scales, body) = row[..self.row_bytes()].split_at_mut(self.scale_bytes());
         let (mut codes, group) = (Room::new(), self.scale_group());
         let codes: &mut [u8] = codes.zeros(self.size);
+        scales.fill(0);
         for (g, (x, codes)) in x.chunks_exact(group).zip(codes.chunks_exact_mut(group)).enumerate() {
-            let scale = match (self.bits, group) {
-                (8, _) => encode_8::<S>(x, codes),
-                (4, GROUP) => encode_group::<S, 16, 2>(&LEVELS_4, x, codes),
-                (4, _) => encode_group::<S, 16, 1>(&LEVELS_4, x, codes),
-                (3, GROUP) => encode_group::<S, 8, 2>(&LEVELS_3, x, codes),
-                (3, _) => encode_group::<S, 8, 1>(&LEVELS_3, x, codes),
-                (_, GROUP) => encode_group::<S, 4, 2>(&LEVELS_2, x, codes),
-                _ => encode_group::<S, 4, 1>(&LEVELS_2, x, codes),
-            };
-            super::store_scale(scale * SCALE_UNIT, &mut scales[2 * g..]);
+            match (self.bits, group) {
+                (8, _) => _ = store_f16(encode_8::<S>(x, codes) * SCALE_UNIT, &mut scales[2 * g..]),
+                (4, GROUP) => scales[g] = encode_group::<S, 16, 2>(&LEVELS_4, x, codes),
+                (4, _) => scales[g] = encode_group::<S, 16, 1>(&LEVELS_4, x, codes),
+                (3, GROUP) => scales[g] = encode_group::<S, 8, 2>(&LEVELS_3, x, codes),
+                (3, _) => scales[g] = encode_group::<S, 8, 1>(&LEVELS_3, x, codes),
+                (_, GROUP) => scales[g] = encode_group::<S, 4, 2>(&LEVELS_2, x, codes),
+                _ => scales[g] = encode_group::<S, 4, 1>(&LEVELS_2, x, codes),
+            }
         }
         self.pack(codes, body);
     }
@@ -162,12 +179,13 @@ impl Srft {
         }
     }
 
-    /// Levels and scales (SCALE_UNIT taken out) of a row.
+    /// Levels of a row, and what they are multiplied by.
     #[inline(always)]
     pub fn unpack(self, row: &[u8], levels: &mut [i8], scales: &mut [f32]) {
         let (stored, body) = row[..self.row_bytes()].split_at(self.scale_bytes());
-        for (s, b) in scales.iter_mut().zip(stored.chunks_exact(2)) {
-            *s = super::load_scale(b) / SCALE_UNIT;
+        for (g, scale) in scales.iter_mut().enumerate().take(self.scale_groups()) {
+            let stored = if self.bits == 8 { load_f16(&stored[2 * g..]) } else { code_scale(stored[g]) };
+            *scale = stored * self.unit();
         }
         for (level, code) in levels[..self.size].iter_mut().zip(self.codes(body)) {
             *level = match self.bits {
@@ -243,6 +261,13 @@ impl RowFormat for Srft {
         self.scale_bytes() + self.size * self.bits as usize / 8
     }
 
+    fn version(self) -> u32 {
+        match self.bits {
+            8 => 1,
+            _ => 2,
+        }
+    }
+
     fn score_error(self) -> f32 {
         super::error_of_bits(self.bits)
     }
@@ -256,7 +281,10 @@ impl RowFormat for Srft {
             values: self.size,
             scale_group: self.scale_group(),
             row_bytes: self.row_bytes(),
-            scales: Scales::PerGroup { step: 2, unit: 1.0 / SCALE_UNIT },
+            scales: match self.bits {
+                8 => Scales::PerGroup { step: 2, unit: self.unit() },
+                _ => Scales::Codes { unit: self.unit() },
+            },
             packing: Packing::Codes(self),
         }
     }
@@ -284,16 +312,6 @@ fn two_bits(bytes: &[u8], i: usize, c: usize) -> u8 {
     bytes[i % (c / 4)] >> (2 * (i / (c / 4))) & 3
 }
 
-/// Any bytes decode to something finite.
-#[inline(always)]
-pub fn finite(scale: f16) -> f32 {
-    if scale.is_finite() {
-        scale.to_f32()
-    } else {
-        0.0
-    }
-}
-
 /// The value of largest magnitude, sign included; the positive one of two equals.
 #[inline(always)]
 fn signed_max<S: Simd, const V: usize>(x: &[S; V]) -> f32 {
@@ -310,44 +328,45 @@ fn signed_max<S: Simd, const V: usize>(x: &[S; V]) -> f32 {
     }
 }
 
-/// Codes of one group of V * 16 values, and its scale.
+/// Codes of one group of V * 16 values, and the code of its scale.
 #[inline(always)]
-fn encode_group<S: Simd, const N: usize, const V: usize>(levels: &Levels<N>, values: &[f32], codes: &mut [u8]) -> f32 {
+fn encode_group<S: Simd, const N: usize, const V: usize>(levels: &Levels<N>, values: &[f32], codes: &mut [u8]) -> u8 {
     let mut x = [S::splat(0.0); V];
     for (v, x) in x.iter_mut().enumerate() {
         *x = S::load(&values[v * LANES..]);
     }
     let largest = signed_max(&x);
-    if largest.abs() < SMALLEST {
+    // Which squared error a scale leaves: sum(x^2) - gain.
+    let (mut best, mut gain) = (0u8, 0.0f32);
+    for (turn, search) in levels.search.into_iter().enumerate() {
+        let end = f32::from(levels.table[if turn == 0 { 0 } else { N - 1 }]);
+        let sign = if (largest < 0.0) == (end < 0.0) { 0 } else { 0x80 };
+        let first = code_below(largest.abs() * SCALE_UNIT / end.abs());
+        for offset in search {
+            let code = (first + offset).clamp(1, i32::from(MAX_CODE)) as u8 | sign;
+            let scale = code_scale(code) / SCALE_UNIT;
+            let inverse = S::splat(SCALE_UNIT / code_scale(code));
+            let (mut xq, mut qq) = (S::splat(0.0), S::splat(0.0));
+            for &x in &x {
+                let q = x.times(inverse).between(&levels.middles, &levels.values);
+                xq = x.fma(q, xq);
+                qq = q.fma(q, qq);
+            }
+            let g = scale * (2.0 * xq.sum() - scale * qq.sum());
+            if g > gain {
+                (best, gain) = (code, g);
+            }
+        }
+    }
+    if best == 0 {
         codes.fill(0);
-        return 0.0;
+        return 0;
     }
-    let first = largest / f32::from(levels.table[0]);
-    let (mut best, mut gain) = (first, f32::NEG_INFINITY);
-    for factor in levels.search {
-        let inverse = S::splat(1.0 / (first * factor));
-        let (mut xq, mut qq) = (S::splat(0.0), S::splat(0.0));
-        for &x in &x {
-            let q = x.times(inverse).between(&levels.middles, &levels.values);
-            xq = x.fma(q, xq);
-            qq = q.fma(q, qq);
-        }
-        let (xq, qq) = (xq.sum(), qq.sum());
-        // The squared error is sum(x^2) - (xq)^2 / qq.
-        let g = xq * xq / qq;
-        if g > gain {
-            (best, gain) = (xq / qq, g);
-        }
-    }
-    let inverse = S::splat(1.0 / best);
-    let (mut xx, mut xq) = (S::splat(0.0), S::splat(0.0));
+    let inverse = S::splat(SCALE_UNIT / code_scale(best));
     for (v, &x) in x.iter().enumerate() {
-        let y = x.times(inverse);
-        xx = x.fma(x, xx);
-        xq = x.fma(y.between(&levels.middles, &levels.values), xq);
-        y.between(&levels.middles, &levels.codes).store_bytes(&mut codes[v * LANES..]);
+        x.times(inverse).between(&levels.middles, &levels.codes).store_bytes(&mut codes[v * LANES..]);
     }
-    xx.sum() / xq.sum()
+    best
 }
 
 /// 8 bits need no table and no search: the grid is even and fine.
@@ -376,33 +395,26 @@ mod tests {
     use crate::random::Noise;
     use proptest::prelude::*;
 
-    /// The encoder once more in f64, with plain loops.
-    fn naive_codes(levels: &[i8], search: [f32; 5], x: &[f32]) -> (Vec<usize>, f64) {
+    /// The encoder once more in f64, with plain loops over all scales that can be stored.
+    fn naive_codes(levels: &[i8], x: &[f32]) -> (Vec<usize>, f64, f64) {
         let x: Vec<f64> = x.iter().map(|&v| v as f64).collect();
         let nearest = |y: f64| {
             (0..levels.len())
                 .min_by(|&a, &b| (y - levels[a] as f64).abs().total_cmp(&(y - levels[b] as f64).abs()))
                 .unwrap()
         };
-        let largest = x.iter().copied().fold(0.0f64, |m, v| if v.abs() > m.abs() { v } else { m });
-        let first = largest / levels[0] as f64;
-        let fit = |scale: f64| {
-            let q: Vec<f64> = x.iter().map(|v| levels[nearest(v / scale)] as f64).collect();
-            let xq: f64 = x.iter().zip(&q).map(|(x, q)| x * q).sum();
-            let qq: f64 = q.iter().map(|q| q * q).sum();
-            let error: f64 = x.iter().zip(&q).map(|(x, q)| (x - q * xq / qq).powi(2)).sum();
-            (error, xq / qq)
+        let fit = |code: u8| {
+            let scale = f64::from(code_scale(code)) / 128.0;
+            let codes: Vec<usize> = x.iter().map(|v| nearest(v / scale)).collect();
+            let error: f64 = x.iter().zip(&codes).map(|(x, &c)| (x - levels[c] as f64 * scale).powi(2)).sum();
+            (codes, scale, error)
         };
-        let best = search.iter().map(|&f| fit(first * f as f64)).min_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1;
-        let codes: Vec<usize> = x.iter().map(|v| nearest(v / best)).collect();
-        let xx: f64 = x.iter().map(|x| x * x).sum();
-        let xq: f64 = x.iter().zip(&codes).map(|(x, &c)| x * levels[c] as f64).sum();
-        (codes, xx / xq)
+        (0..=255u8).filter(|code| code & 127 != 0).map(fit).min_by(|a, b| a.2.total_cmp(&b.2)).unwrap()
     }
 
     #[test]
     fn mean_squared_error_on_gaussian_rows() {
-        for (bits, bound) in [(8, 0.00004), (4, 0.0058), (3, 0.0245), (2, 0.112)] {
+        for (bits, bound) in [(8, 0.00004), (4, 0.0060), (3, 0.0245), (2, 0.109)] {
             let f = Srft::new(bits, 128).unwrap();
             let (mut error, mut bias, mut power) = (0.0f64, 0.0f64, 0.0f64);
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
@@ -419,26 +431,33 @@ mod tests {
             let mse = error / (4000.0 * 128.0);
             assert!(mse <= bound, "{bits} bits: {mse}");
             // sum(x y) = sum(x^2): no shrinking towards zero.
-            assert!((bias / power).abs() < 2e-4, "{bits} bits: bias {}", bias / power);
+            assert!((bias / power).abs() < 1e-3, "{bits} bits: bias {}", bias / power);
         }
     }
 
+    /// The few scales that are tried are the best of all in most groups, and never far from it.
     #[test]
     fn codes_agree_with_the_naive_encoder() {
-        let mut differ = 0;
-        for seed in 0..2000 {
-            let x = Noise::new(seed).row(32);
-            let mut codes = [0u8; 32];
-            let scale = encode_group::<Lanes, 16, 2>(&LEVELS_4, &x, &mut codes);
-            let (want, want_scale) = naive_codes(&LEVELS_4.table, LEVELS_4.search, &x);
-            // A tie within float rounding may fall the other way.
-            if codes.iter().zip(&want).any(|(&a, &b)| usize::from(a) != b) {
-                differ += 1;
-            } else {
-                assert!((scale as f64 / want_scale - 1.0).abs() < 1e-5);
+        fn check<const N: usize>(levels: &Levels<N>, apart: usize, worse: f64) {
+            let (mut differ, mut error, mut least) = (0, 0.0, 0.0);
+            for seed in 0..1000 {
+                let x = Noise::new(seed).row(32);
+                let mut codes = [0u8; 32];
+                let scale = f64::from(code_scale(encode_group::<Lanes, N, 2>(levels, &x, &mut codes))) / 128.0;
+                let (want, want_scale, want_error) = naive_codes(&levels.table, &x);
+                differ +=
+                    usize::from(scale != want_scale || codes.iter().zip(&want).any(|(&a, &b)| usize::from(a) != b));
+                for (&x, &code) in x.iter().zip(&codes) {
+                    error += (f64::from(x) - f64::from(levels.table[usize::from(code)]) * scale).powi(2);
+                }
+                least += want_error;
             }
+            assert!(differ <= apart, "{N} levels: {differ} of 1000 groups differ");
+            assert!(error <= worse * least, "{N} levels: {error} instead of {least}");
         }
-        assert!(differ <= 2, "{differ} of 2000 groups differ");
+        check(&LEVELS_4, 250, 1.01);
+        check(&LEVELS_3, 150, 1.01);
+        check(&LEVELS_2, 350, 1.02);
     }
 
     #[test]
@@ -467,10 +486,10 @@ mod tests {
     #[test]
     fn sizes_are_the_published_ones() {
         let bytes = |bits, size| Srft::new(bits, size).unwrap().row_bytes();
-        assert_eq!(bytes(4, 64), 36);
-        assert_eq!(bytes(4, 80), 50);
-        assert_eq!(bytes(3, 112), 56);
-        assert_eq!(bytes(2, 128), 40);
+        assert_eq!(bytes(4, 64), 34);
+        assert_eq!(bytes(4, 80), 46);
+        assert_eq!(bytes(3, 112), 50);
+        assert_eq!(bytes(2, 128), 36);
         assert_eq!(bytes(8, 576), 612);
         assert_eq!(Srft::new(5, 64), None);
         assert_eq!(Srft::new(4, 72), None);
@@ -514,7 +533,7 @@ mod tests {
         #[test]
         fn error_is_relative_to_the_row(
             values in prop::collection::vec(-1.0f32..1.0, 128),
-            scale in prop::sample::select(vec![1e-3f32, 1.0, 1e3]),
+            scale in prop::sample::select(vec![0.02f32, 1.0, 200.0]),
         ) {
             let x: Vec<f32> = values.iter().map(|v| v * scale).collect();
             let norm: f32 = x.iter().map(|v| v * v).sum();
@@ -525,7 +544,8 @@ mod tests {
                 f.encode::<Lanes>(&x, &mut row);
                 f.decode::<Lanes>(&row, &mut y);
                 let error: f32 = x.iter().zip(&y).map(|(a, b)| (a - b) * (a - b)).sum();
-                prop_assert!(error <= bound * norm, "{bits} bits: {}", error / norm);
+                // The smallest scale leaves that much of any row.
+                prop_assert!(error <= bound * norm + 1e-3, "{bits} bits: {}", error / norm);
             }
         }
     }

@@ -30,12 +30,13 @@
 //! The residual is that of what a reader finds, so the rounding of levels to 8 bits and of the norm to f16 is made good by
 //! stage 2. Bad values: as in [`super::srft`].
 
+use super::clean;
 use super::levels::{padded, LevelLayout, Packing, Scales};
 use super::plain::BLOCK;
 use super::qjl::{mean_magnitude, pack_signs, rms, score_factor, unpack_signs};
+use super::scales::{load_f16, store_f16};
 use super::srft::Srft;
 use super::RowFormat;
-use super::{clean, load_scale, store_scale};
 use crate::domain::Domain;
 use crate::lanes::{Simd, LANES};
 use crate::room::Room;
@@ -180,7 +181,7 @@ impl Turbo {
         }
         unpack_signs(bits, self.quantizer().sign_level, &mut signs[..self.size]);
         let [first, second] = self.scale_factors();
-        [load_scale(row) * first, load_scale(&row[2..]) * second]
+        [load_f16(row) * first, load_f16(&row[2..]) * second]
     }
 
     /// The stored norms times these are the scales of the levels.
@@ -232,13 +233,13 @@ impl RowFormat for Turbo {
         let (body, signs) = rest.split_at_mut(self.sign_offset() - NORM_BYTES);
         let mut codes = Room::new();
         let codes = codes.zeros(self.size);
-        let scale = store_scale(rms::<S>(b), norms) * (1.0 / self.quantizer().unit());
+        let scale = store_f16(rms::<S>(b), norms) * (1.0 / self.quantizer().unit());
         self.stage_1::<S>(b, scale, codes);
         self.packing().pack(codes, body);
         let [first, second] = self.projection();
         S::rotate(first, b, a);
         S::rotate(second, a, b);
-        store_scale(rms::<S>(b), &mut norms[2..]);
+        store_f16(rms::<S>(b), &mut norms[2..]);
         pack_signs(b, signs);
     }
 
@@ -314,7 +315,7 @@ mod tests {
                 whole += error(&y);
                 f.decode_key::<Lanes>(&row, &mut y);
                 unbiased += error(&y);
-                residual += f64::from(load_scale(&row[2..])).powi(2) * 128.0;
+                residual += f64::from(load_f16(&row[2..])).powi(2) * 128.0;
             }
             assert!((first / power / stage_1 - 1.0).abs() < 0.02, "{bits} bits: {}", first / power);
             assert!((residual / first - 1.0).abs() < 0.002, "{bits} bits: {residual} and {first}");
@@ -399,7 +400,7 @@ mod tests {
                 }
                 let projected = rotation::tests::naive_projection(size, &residual);
                 let norm = (residual.iter().map(|v| v * v).sum::<f64>() / size as f64).sqrt();
-                assert!((f64::from(load_scale(&row[2..])) / norm - 1.0).abs() < 1e-3);
+                assert!((f64::from(load_f16(&row[2..])) / norm - 1.0).abs() < 1e-3);
                 for (i, &p) in projected.iter().enumerate() {
                     assert!(p.abs() < 1e-5 || (p < 0.0) == (signs[i] < 0), "{f:?}, sign {i} of {p}");
                 }

@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(unsafe { text(c.name) }.as_deref(), Some("srft4_128"));
         // SAFETY: as above.
         assert_eq!(unsafe { text(c.family) }.as_deref(), Some("srft4"));
-        assert_eq!((c.id, c.head_size, c.row_bytes), (148, 128, 72));
+        assert_eq!((c.id, c.head_size, c.row_bytes), (148, 128, 68));
         assert_eq!(ggml_ext_type_get(148), first);
         assert!(ggml_ext_type_get(1).is_null());
     }

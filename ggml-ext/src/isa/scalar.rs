@@ -96,7 +96,7 @@ pub unsafe fn frame_and_chain<S: Simd>(f: Delta, data: *const u8, stride: usize,
     // SAFETY: the caller's promise.
     unsafe {
         f.frame::<S>(data, stride, rows, m);
-        Delta::flags::<S>(data, stride, rows).chain()
+        f.flags::<S>(data, stride, rows).chain()
     }
 }
 

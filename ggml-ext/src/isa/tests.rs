@@ -640,7 +640,7 @@ fn chains_agree_with_scalar_to_the_bit() {
         let (stride, width, queries) = (f.row_bytes() + 3, padded(f.size()), 3);
         for rows in [1, 37, 64] {
             let mut bytes: Vec<u8> = (0..64 * stride).map(|_| noise.bits() as u8).collect();
-            bytes[f.residual().row_bytes()] |= 1;
+            bytes[f.residual().row_bytes()] |= 4;
             let (q, dots) = (noise.row(queries * width), noise.row(queries * CELLS));
             let run = |k: &Kernels| {
                 let (mut m, mut scores) = (vec![7.0f32; width], dots.clone());

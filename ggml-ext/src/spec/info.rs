@@ -96,13 +96,13 @@ mod tests {
     fn every_kind_of_id_is_described() {
         let family = info("delta4");
         assert_eq!((family.name.as_str(), family.head_size, family.row_bytes), ("delta4", 0, 0));
-        assert!(family.group_cells > 1 && family.serves_k && !family.serves_v && family.bits == 4.75);
+        assert!(family.group_cells > 1 && family.serves_k && !family.serves_v && family.bits == 4.5);
         let concrete = info("srft4_128");
         assert_eq!((concrete.name.as_str(), concrete.family.as_str()), ("srft4_128", "srft4"));
-        assert_eq!((concrete.head_size, concrete.row_bytes, concrete.group_cells), (128, 72, 1));
+        assert_eq!((concrete.head_size, concrete.row_bytes, concrete.group_cells), (128, 68, 1));
         let spec = info("srft4,0=delta4");
         assert_eq!((spec.name.as_str(), spec.family.as_str()), ("srft4,0=delta4", "srft4"));
-        assert!(spec.serves_k && !spec.serves_v && spec.quantized && spec.bits == 4.5);
+        assert!(spec.serves_k && !spec.serves_v && spec.quantized && spec.bits == 4.25);
         assert!(!info("f16,0=f32").quantized);
         for id in [-1, 0, 127, registry::SPEC_LIMIT] {
             assert_eq!(TypeInfo::of(id), None, "{id} is not ours");

@@ -1,12 +1,11 @@
 //! Polar rows: their levels, two blocks at a time, and scores by the tables of queries, eight cells in the lanes.
 
 use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE};
-use crate::codec::srft::finite;
+use crate::codec::scales::load_f16;
 use crate::codec::RowFormat;
 use crate::isa::generic::polar::{first_codes, pair_weights, upper_codes};
 use crate::isa::generic::{self, Chunks};
 use crate::isa::CELLS;
-use half::f16;
 use std::arch::x86_64::*;
 
 /// Levels, two blocks at a time.
@@ -175,9 +174,8 @@ pub(super) unsafe fn scores(
                 };
                 let codes = eight(&|row| first_codes(f, row, block) as i32);
                 let upper = eight(&|row| upper_codes(f, row, block) as i32);
-                let radii: [f32; 8] = std::array::from_fn(|i| {
-                    finite(f16::from_bits(row(i).add(2 * block).cast::<u16>().read_unaligned()))
-                });
+                let radii: [f32; 8] =
+                    std::array::from_fn(|i| load_f16(&row(i).add(2 * block).cast::<[u8; 2]>().read()));
                 let weights = weights(upper, _mm256_loadu_ps(radii.as_ptr()));
                 let mut code = [codes; PAIRS];
                 for (j, code) in code.iter_mut().enumerate() {

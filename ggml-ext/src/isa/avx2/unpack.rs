@@ -7,7 +7,7 @@ use crate::codec::levels::LevelLayout;
 use crate::codec::srft::LEVELS_4;
 use crate::isa::generic::{
     by_bundles, code_bytes, code_shifts, first_shift, level_table, unpack_rows, unpack_scales, Bytes, PackedRows,
-    ScaleLanes,
+    ScaleLanes, CODE_OFFSET, CODE_SHIFT,
 };
 use crate::isa::{LevelBlock, Role};
 use std::arch::x86_64::*;
@@ -120,6 +120,16 @@ fn spread_bits(bits: u32) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit)
 }
 
+/// The f16 numbers in the lower halves of words, and those in the upper ones.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn widen_halves(words: __m256i) -> [__m256; 2] {
+    let (low, high) = (_mm256_and_si256(words, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32::<16>(words));
+    // Packing works on 128-bit parts.
+    let halves = _mm256_permute4x64_epi64::<0xd8>(_mm256_packus_epi32(low, high));
+    [_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves))]
+}
+
 /// The table of 4-bit codes.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -158,7 +168,7 @@ impl ScaleLanes for __m256 {
         }
     }
     #[inline(always)]
-    unsafe fn neighbours(p: *const u8, stride: usize, _scales: usize) -> [__m256i; 1] {
+    unsafe fn neighbours(p: *const u8, stride: usize, _bytes: usize) -> [__m256i; 1] {
         unsafe { [Self::words(p, stride)] }
     }
     #[inline(always)]
@@ -166,11 +176,22 @@ impl ScaleLanes for __m256 {
         unsafe {
             let exponent = _mm256_set1_epi16(0x7c00);
             let bad = _mm256_cmpeq_epi16(_mm256_and_si256(words, exponent), exponent);
-            let words = _mm256_andnot_si256(bad, words);
-            let (low, high) = (_mm256_and_si256(words, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32::<16>(words));
-            // Packing works on 128-bit parts.
-            let halves = _mm256_permute4x64_epi64::<0xd8>(_mm256_packus_epi32(low, high));
-            [_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves))]
+            widen_halves(_mm256_andnot_si256(bad, words))
+        }
+    }
+    #[inline(always)]
+    unsafe fn code_scales(words: __m256i) -> [Self; 4] {
+        unsafe {
+            let [even, odd] = [words, _mm256_srli_epi16::<8>(words)].map(|codes| {
+                let c = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+                let zero = _mm256_cmpeq_epi16(c, _mm256_setzero_si256());
+                let offset = _mm256_andnot_si256(zero, _mm256_set1_epi16(CODE_OFFSET));
+                let magnitude = _mm256_add_epi16(_mm256_slli_epi16::<CODE_SHIFT>(c), offset);
+                // The sign, bit 7, on top.
+                let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(codes), _mm256_set1_epi16(i16::MIN));
+                widen_halves(_mm256_or_si256(magnitude, sign))
+            });
+            [even[0], odd[0], even[1], odd[1]]
         }
     }
     #[inline(always)]

@@ -6,7 +6,8 @@ use super::{quads, BIAS};
 use crate::codec::levels::LevelLayout;
 use crate::codec::srft::LEVELS_4;
 use crate::isa::generic::{
-    by_bundles, code_bytes, code_shifts, level_table, opaque, unpack_rows, unpack_scales, Bytes, PackedRows, ScaleLanes,
+    by_bundles, code_bytes, code_shifts, level_table, opaque, unpack_rows, unpack_scales, Bytes, PackedRows,
+    ScaleLanes, CODE_OFFSET, CODE_SHIFT,
 };
 use crate::isa::{LevelBlock, Role, BUNDLE, CELLS};
 use std::arch::x86_64::*;
@@ -145,10 +146,10 @@ impl ScaleLanes for __m512 {
         }
     }
     #[inline(always)]
-    unsafe fn neighbours(p: *const u8, stride: usize, scales: usize) -> [__m512i; 4] {
+    unsafe fn neighbours(p: *const u8, stride: usize, bytes: usize) -> [__m512i; 4] {
         unsafe {
-            match scales {
-                1 | 2 => [Self::words(p, stride); 4],
+            match bytes {
+                1..=4 => [Self::words(p, stride); 4],
                 _ => words_of_4(sixteens(p, opaque(stride))),
             }
         }
@@ -156,6 +157,21 @@ impl ScaleLanes for __m512 {
     #[inline(always)]
     unsafe fn finite_halves(words: __m512i) -> [Self; 2] {
         unsafe { finite_halves(words).map(|halves| _mm512_cvtph_ps(halves)) }
+    }
+    #[inline(always)]
+    unsafe fn code_scales(words: __m512i) -> [Self; 4] {
+        unsafe {
+            let [even, odd] = [words, _mm512_srli_epi16::<8>(words)].map(|codes| {
+                let c = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+                let shifted = _mm512_slli_epi16::<{ CODE_SHIFT as u32 }>(c);
+                let magnitude =
+                    _mm512_mask_add_epi16(c, _mm512_test_epi16_mask(c, c), shifted, _mm512_set1_epi16(CODE_OFFSET));
+                // The sign, bit 7, on top.
+                let sign = _mm512_and_si512(_mm512_slli_epi16::<8>(codes), _mm512_set1_epi16(i16::MIN));
+                halves(_mm512_or_si512(magnitude, sign)).map(|halves| _mm512_cvtph_ps(halves))
+            });
+            [even[0], odd[0], even[1], odd[1]]
+        }
     }
     #[inline(always)]
     unsafe fn store_scaled(self, unit: f32, to: *mut f32) {
@@ -183,6 +199,15 @@ pub(super) unsafe fn sixteens(p: *const u8, stride: usize) -> [__m512i; 4] {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn finite_halves(words: __m512i) -> [__m256i; 2] {
+    let exponent = _mm512_set1_epi16(0x7c00);
+    let finite = _mm512_cmpneq_epi16_mask(_mm512_and_si512(words, exponent), exponent);
+    halves(_mm512_maskz_mov_epi16(finite, words))
+}
+
+/// The lower halves of words, and the upper ones.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn halves(words: __m512i) -> [__m256i; 2] {
     const ORDER: [i16; 32] = {
         let (mut order, mut i) = ([0; 32], 0);
         while i < 16 {
@@ -194,8 +219,5 @@ pub(super) fn finite_halves(words: __m512i) -> [__m256i; 2] {
     // SAFETY: 64 bytes.
     let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
     let both = _mm512_permutexvar_epi16(order, words);
-    let exponent = _mm512_set1_epi16(0x7c00);
-    let finite = _mm512_cmpneq_epi16_mask(_mm512_and_si512(both, exponent), exponent);
-    let both = _mm512_maskz_mov_epi16(finite, both);
     [_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both)]
 }

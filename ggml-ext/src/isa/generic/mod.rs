@@ -20,7 +20,7 @@ mod scales;
 
 pub use chunks::{BlockChunks, Chunks, CodeChunks, SignChunks, TurboChunks};
 pub use rows::{by_bundles, unpack_rows, unpack_turned, PackedRows};
-pub use scales::{unpack_scales, ScaleLanes};
+pub use scales::{unpack_scales, ScaleLanes, CODE_OFFSET, CODE_SHIFT};
 
 use crate::codec::polar::Polar;
 use std::arch::asm;

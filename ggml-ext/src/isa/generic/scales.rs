@@ -12,7 +12,7 @@ pub trait ScaleLanes: Copy {
     /// Rows of a register: a bundle is a whole number of registers.
     const ROWS: usize;
 
-    /// Four bytes of each row: two f16.
+    /// Four bytes of each row: two f16, or four codes.
     type Words: Copy;
 
     /// Some of them that follow each other in rows.
@@ -21,16 +21,25 @@ pub trait ScaleLanes: Copy {
     /// The four bytes at `p` and those of the rows after it.
     unsafe fn words(p: *const u8, stride: usize) -> Self::Words;
 
-    /// Words that hold the first of `scales` f16 at `p` and after it; at least one word. Fourteen bytes of codes at least
+    /// Words that hold the first of `bytes` bytes at `p` and after it; at least one word. Fourteen bytes of codes at least
     /// follow the scales of a row.
-    unsafe fn neighbours(p: *const u8, stride: usize, scales: usize) -> Self::Neighbours;
+    unsafe fn neighbours(p: *const u8, stride: usize, bytes: usize) -> Self::Neighbours;
 
     /// The f16 in the lower halves of words and those in the upper ones; NaN and infinities become zero.
     unsafe fn finite_halves(words: Self::Words) -> [Self; 2];
 
+    /// The scales of the codes in bytes 0, 1, 2 and 3 of words, over [`CODE_UNIT`].
+    unsafe fn code_scales(words: Self::Words) -> [Self; 4];
+
     /// Stores the scales times `unit`.
     unsafe fn store_scaled(self, unit: f32, to: *mut f32);
 }
+
+/// A code, shifted to be the exponent and mantissa of an f16, is off by this factor: see [`crate::codec::scales`]. What lies
+/// between is a one in the exponent, so that no f16 is subnormal: it is left out for code 0.
+pub const CODE_UNIT: f32 = 128.0;
+pub const CODE_SHIFT: i32 = 7;
+pub const CODE_OFFSET: i16 = 1 << 10;
 
 /// The scales of whole bundles of rows.
 ///
@@ -41,8 +50,40 @@ pub unsafe fn unpack_scales<S: ScaleLanes>(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match rows.layout.scales {
+            Scales::Codes { unit } => codes::<S>(rows, unit * CODE_UNIT, out),
             Scales::PerGroup { step, unit } => per_group::<S>(rows, step, unit, out),
             Scales::PerHalf(units) => per_half::<S>(rows, units, out),
+        }
+    }
+}
+
+/// One byte for each group.
+#[inline(always)]
+unsafe fn codes<S: ScaleLanes>(rows: PackedRows, unit: f32, out: LevelBlock) {
+    let groups = rows.layout.values / rows.layout.scale_group;
+    for first in (0..rows.n).step_by(S::ROWS) {
+        // SAFETY: as many rows and cells of the block; codes follow the scales.
+        unsafe {
+            let (from, mut to) = (rows.row(first), out.scale_at(first, 0));
+            let mut g = 0;
+            while g < groups {
+                for &words in S::neighbours(from.add(g), rows.stride, groups - g).as_ref() {
+                    if g >= groups {
+                        break;
+                    }
+                    for (i, scales) in S::code_scales(words).into_iter().enumerate() {
+                        if g + i < groups {
+                            scales.store_scaled(unit, to);
+                            to = to.add(BUNDLE);
+                        }
+                    }
+                    g += 4;
+                }
+            }
+            for _ in groups..out.scale_groups() {
+                to.write_bytes(0, S::ROWS);
+                to = to.add(BUNDLE);
+            }
         }
     }
 }
@@ -57,7 +98,7 @@ unsafe fn per_group<S: ScaleLanes>(rows: PackedRows, step: usize, unit: f32, out
             if step == 2 {
                 let mut g = 0;
                 while g < groups {
-                    for &words in S::neighbours(from.add(2 * g), rows.stride, groups - g).as_ref() {
+                    for &words in S::neighbours(from.add(2 * g), rows.stride, 2 * (groups - g)).as_ref() {
                         if g >= groups {
                             break;
                         }

@@ -7,7 +7,7 @@ use crate::codec::srft::{Srft, LEVELS_4};
 use crate::codec::RowFormat;
 use crate::isa::generic::{
     self, by_bundles, code_bytes, code_shifts, first_shift, unpack_rows, unpack_scales, with_chunks, Bytes, PackedRows,
-    ScaleLanes,
+    ScaleLanes, CODE_OFFSET, CODE_SHIFT,
 };
 use crate::isa::{LevelBlock, Role};
 use std::arch::aarch64::*;
@@ -182,7 +182,7 @@ impl ScaleLanes for float32x4_t {
         }
     }
     #[inline(always)]
-    unsafe fn neighbours(p: *const u8, stride: usize, _scales: usize) -> [uint32x4_t; 1] {
+    unsafe fn neighbours(p: *const u8, stride: usize, _bytes: usize) -> [uint32x4_t; 1] {
         unsafe { [Self::words(p, stride)] }
     }
     #[inline(always)]
@@ -192,6 +192,22 @@ impl ScaleLanes for float32x4_t {
             let bad = vceqq_u16(vandq_u16(words, exponent), exponent);
             let words = vreinterpretq_u32_u16(vbicq_u16(words, bad));
             [fcvtl(vmovn_u32(words)), fcvtl(vshrn_n_u32::<16>(words))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn code_scales(words: uint32x4_t) -> [Self; 4] {
+        unsafe {
+            let words = vreinterpretq_u16_u32(words);
+            let [even, odd] = [words, vshrq_n_u16::<8>(words)].map(|codes| {
+                let c = vandq_u16(codes, vdupq_n_u16(0x7f));
+                let offset = vandq_u16(vtstq_u16(c, c), vdupq_n_u16(CODE_OFFSET as u16));
+                let magnitude = vaddq_u16(vshlq_n_u16::<CODE_SHIFT>(c), offset);
+                // The sign, bit 7, on top.
+                let sign = vandq_u16(vshlq_n_u16::<8>(codes), vdupq_n_u16(0x8000));
+                let halves = vreinterpretq_u32_u16(vorrq_u16(magnitude, sign));
+                [fcvtl(vmovn_u32(halves)), fcvtl(vshrn_n_u32::<16>(halves))]
+            });
+            [even[0], odd[0], even[1], odd[1]]
         }
     }
     #[inline(always)]
