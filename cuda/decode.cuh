@@ -465,7 +465,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             x = fmaf(factor, o[(w*ROWS + r)*D + value], x);
         }
         const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + args.first_chunk + blockIdx.y;
-        p.sums[at*args.sum_width + value] = x*level_unit(V);
+        p.sums[at*args.sum_width + value] = x*values_of::UNIT;
         if (value == 0) {
             p.metas[at] = make_float2(largest <= HIDDEN ? HIDDEN : largest/LOG2_E, all);
         }

@@ -32,7 +32,10 @@ template <uint KIND, uint D> struct decode_values {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D);
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
-    static constexpr uint TABLE_BYTES = BITS == 4 ? 256*32*4 : 0; // [two codes][lane]: two halves
+    // Weights are small, and so may scales be: their product keeps its digits if these are larger by 2^POWER.
+    static constexpr uint  POWER = BITS == 8 ? 0 : 7;
+    static constexpr float UNIT  = level_unit(KIND)/(1 << POWER); // of the sums
+    static constexpr uint  TABLE_BYTES = BITS == 4 ? 256*32*4 : 0; // [two codes][lane]: two halves
 
     uint scales[4][(SCALES + 3)/4];
     uint codes[4][C][BITS == 8 ? 2 : 1];
@@ -136,7 +139,7 @@ template <uint KIND, uint D> struct decode_values {
             return finite(prmt(scales[first][i/2], scales[first + 1][i/2], i % 2 ? 0x7632 : 0x5410));
         } else {
             const uint selector = i % 4 | (i % 4 + 4) << 8;
-            return halves_of_scales(prmt(scales[first][i/4], scales[first + 1][i/4], selector) & 0x00ff00ff);
+            return halves_of_scales<POWER>(prmt(scales[first][i/4], scales[first + 1][i/4], selector) & 0x00ff00ff);
         }
     }
 

@@ -230,7 +230,7 @@ struct group_writer {
 
     __device__ __forceinline__ bool is_framed() const { return (__shfl_sync(KV_ALL_LANES, slots[0], 0) & KV_DELTA_FRAMED) != 0; }
 
-    // The first slot of row t, which the lane has.
+    // The first slot of row t.
     __device__ __forceinline__ uint16_t * slot_of(uint t) const { return (uint16_t *) (group + t*step + share); }
 
     // What rows are, from memory.

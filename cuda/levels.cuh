@@ -124,9 +124,10 @@ __host__ __device__ constexpr float level_unit(uint kind) {
     return (bits == 8 ? 1.0f : bits == 4 ? KV_SRFT_KAPPA_4 : bits == 3 ? KV_SRFT_KAPPA_3 : KV_SRFT_KAPPA_2)/KV_SRFT_UNIT;
 }
 
-// Two scales that are stored as bytes, in bytes 0 and 2 of a word, as halves: kv_srft_scale is exact in them.
-static __device__ __forceinline__ uint halves_of_scales(uint two) {
-    constexpr uint BIAS = 8 << 10; // exponents of halves begin so much lower
+// Two scales that are stored as bytes, in bytes 0 and 2 of a word, times 2^POWER as halves: kv_srft_scale is exact in them, up to
+// a POWER of 7.
+template <uint POWER> static __device__ __forceinline__ uint halves_of_scales(uint two) {
+    constexpr uint BIAS = (8 + POWER) << 10; // exponents of halves begin 8 lower
     const uint x = ((two + (two & 0x00800080)) << 7) + BIAS*0x10001; // signs are a bit further up
     const __half2 magnitude = __habs2(*(const __half2 *) &x), none = __half2half2(__ushort_as_half(BIAS));
     return x & __hne2_mask(magnitude, none);

@@ -174,7 +174,7 @@ static __device__ __forceinline__ uint word_at(const uint8_t * at, bool whole) {
 
 // Both scales of a chunk, bytes, as halves; then one of them, twice.
 static __device__ __forceinline__ uint both_halves(uint both) {
-    return halves_of_scales((both & 0xff) | (both & 0xff00) << 8);
+    return halves_of_scales<0>((both & 0xff) | (both & 0xff00) << 8);
 }
 
 static __device__ __forceinline__ uint twice(uint halves, uint which) {
