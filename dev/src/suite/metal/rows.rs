@@ -1,7 +1,7 @@
 //! kv_set_rows and kv_get_rows against the definition of the formats.
 
 use anyhow::{ensure, Context, Result};
-use ggml_ext::codec::srft::Srft;
+use ggml_ext::codec::srft::{Srft, SCALE_UNIT};
 use ggml_ext::codec::{Format, RowFormat};
 use ggml_ext::lanes::Lanes;
 use ggml_ext::rotation::HEAD_SIZES;
@@ -232,8 +232,10 @@ fn ties(format: Srft, x: &[f32], got: &[u8], wanted: &[u8]) -> Result<usize> {
             ensure!((sa - sb).abs() <= sb.abs() * 1.1e-3, "group {g}: scale {sa}, wanted {sb}");
             continue;
         }
+        // As it was fitted: values are read as a little more than that.
+        let kappa = f64::from(format.unit() * SCALE_UNIT);
         let error = |levels: &[i8], scale: f32| -> f64 {
-            x.iter().zip(levels).map(|(&x, &l)| (f64::from(x) - f64::from(l) * f64::from(scale)).powi(2)).sum()
+            x.iter().zip(levels).map(|(&x, &l)| (f64::from(x) - f64::from(l) * f64::from(scale) / kappa).powi(2)).sum()
         };
         let (ea, eb) = (error(a, sa), error(b, sb));
         ensure!(ea <= eb * 1.01 + 1e-20, "group {g}: {n} codes differ and the error is {ea:e}, not {eb:e}");
