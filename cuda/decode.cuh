@@ -43,7 +43,7 @@ template <uint V, uint D> struct decode_memory {
 };
 
 // Queries of row r, rotated, and as two planes of bytes.
-template <uint D, typename Memory> __device__ __forceinline__ void prepare_query(const attn_params & p, Memory & m, uint r, const uint8_t * from, uint lane) {
+template <uint K, uint D, typename Memory> __device__ __forceinline__ void prepare_query(const attn_params & p, Memory & m, uint r, const uint8_t * from, uint lane) {
     float * q = m.q[r];
     float largest = 0.0f;
     if (from) {
@@ -68,26 +68,48 @@ template <uint D, typename Memory> __device__ __forceinline__ void prepare_query
         m.planes[1][r][i] = (signed char) (int) rintf((x - first)*SECOND_PLANE);
     }
     if (lane == 0) {
-        m.query_scale[r] = largest/127.0f/SECOND_PLANE/128.0f; // and the unit of scales
+        m.query_scale[r] = largest/127.0f/SECOND_PLANE*level_unit(K);
     }
 }
 
 // How 16 cells of a group hang together, and what they leave to the next 16.
 template <uint KIND, uint QB> struct decode_group {
+    uint  kinds[2][2];  // bits 0 of the kinds of cells 0 to 31, of the others; bits 1
     float base[QB][2];  // q.m
     float carry[QB][2]; // w of the cell before
     bool  written;      // is there one?
 
+    // Rows of a group carry the I-frame and what they are in the same words.
     template <uint D, typename Memory> __device__ __forceinline__ void begin(
-            const Memory & m, const uint8_t * group, uint64_t step, uint rows, uint lane, uint t) {
+            const Memory & m, const uint8_t * group, uint step, uint rows, uint lane, uint t) {
+        constexpr uint SLOTS = D/64;
+        const uint8_t * shares = group + level_scale_bytes(KIND, D) + D*code_bits(KIND)/8;
+        uint stored[2*SLOTS]; // slots of 32/SLOTS rows each
+#pragma unroll
+        for (uint i = 0; i < 2*SLOTS; ++i) {
+            const uint row = (lane + 32*i)/SLOTS;
+            stored[i] = row < rows ? __ldg((const unsigned short *) (shares + row*step) + lane % SLOTS) : 0;
+        }
+        const bool framed = (__shfl_sync(KV_ALL_LANES, stored[0], 0) & KV_DELTA_FRAMED) != 0;
         float dots[4*QB] = {};
 #pragma unroll
-        for (uint i = 0; i < D/32; ++i) {
-            const float frame = kv_delta_frame(group, step, KIND, D, rows, lane + 32*i);
+        for (uint i = 0; i < 2*SLOTS; ++i) {
+            const float frame = framed ? kv_delta_value((unsigned short) stored[i]) : 0.0f;
 #pragma unroll
             for (uint r = 0; r < 4*QB; ++r) {
                 dots[r] = fmaf(m.q[r][lane + 32*i], frame, dots[r]);
             }
+        }
+#pragma unroll
+        for (uint half_of = 0; half_of < 2; ++half_of) {
+            uint kind = 0; // of cell `lane` of these 32
+#pragma unroll
+            for (uint i = 0; i < SLOTS; ++i) {
+                const uint first_slot = __shfl_sync(KV_ALL_LANES, stored[half_of*SLOTS + i], SLOTS*lane % 32);
+                kind = lane/(32/SLOTS) == i ? first_slot : kind;
+            }
+            kinds[0][half_of] = __ballot_sync(KV_ALL_LANES, (kind & 1) != 0);
+            kinds[1][half_of] = __ballot_sync(KV_ALL_LANES, (kind & 2) != 0);
         }
 #pragma unroll
         for (uint r = 0; r < 4*QB; ++r) {
@@ -101,16 +123,15 @@ template <uint KIND, uint QB> struct decode_group {
         written = false;
     }
 
-    // From q.d of cells g and g + 8 to the scores of their keys. The first scales of the rows say what they are.
-    __device__ __forceinline__ void follow(uint scales0, uint scales1, bool there0, bool there1, uint lane, float (&s)[QB][4]) {
+    // From q.d of cells g and g + 8 of the 16 from `first` on, a cell of the group, to the scores of their keys.
+    __device__ __forceinline__ void follow(uint first, uint lane, float (&s)[QB][4]) {
         const uint g = lane/4, last = 28 + lane % 4;
-        const uint scales[2] = { scales0, scales1 };
-        const bool there[2] = { there0, there1 };
+        const uint bits[2] = { (first < 32 ? kinds[0][0] : kinds[0][1]) >> first % 32, (first < 32 ? kinds[1][0] : kinds[1][1]) >> first % 32 };
         bool empty[2], alone[2];
         float factor[2][3], whole[2];
 #pragma unroll
         for (uint n = 0; n < 2; ++n) {
-            const uint kind = there[n] ? (scales[n] >> 16 & 1) << 1 | (scales[n] & 1) : KV_DELTA_EMPTY;
+            const uint kind = (bits[0] >> (g + 8*n) & 1) | (bits[1] >> (g + 8*n) & 1) << 1;
             empty[n] = kind == KV_DELTA_EMPTY;
             alone[n] = kind == KV_DELTA_ALONE;
             const bool before = __shfl_up_sync(KV_ALL_LANES, (int) !empty[n], 4) != 0;
@@ -236,7 +257,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     for (uint r = warp; r < ROWS; r += WARPS) {
         const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
         const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
-        prepare_query<D>(p, m, r, r < used ? from : nullptr, lane);
+        prepare_query<K, D>(p, m, r, r < used ? from : nullptr, lane);
     }
     __syncthreads();
     if (RECENT) {
@@ -328,6 +349,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             }
 
             float s[QB][4];
+            k.join(t);
             k.products(b, t, s);
 #pragma unroll
             for (uint qb = 0; qb < QB; ++qb) {
@@ -340,7 +362,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 if ((cell - begin) % BLOCK == 0) {
                     group.template begin<D>(m, keys + cell*k_step, k_step, min(BLOCK, args.k_cells - cell), lane, t);
                 }
-                group.follow(k.scales[0][0], k.scales[1][0], cell + g < end, cell + g + 8 < end, lane, s);
+                group.follow((cell - begin) % BLOCK, lane, s);
             }
             // Keys of the next 16 cells are on their way while these values are added; values while keys are multiplied.
             cell += STEP;
@@ -403,6 +425,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 }
             }
             __syncwarp();
+            v.join(g);
             v.add(weights_from[0], weights_from[4], table, g, acc);
             // The next weights take the place of these.
             __syncwarp();
@@ -442,7 +465,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             x = fmaf(factor, o[(w*ROWS + r)*D + value], x);
         }
         const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + args.first_chunk + blockIdx.y;
-        p.sums[at*args.sum_width + value] = x*(1.0f/128.0f); // the unit of scales
+        p.sums[at*args.sum_width + value] = x*values_of::UNIT;
         if (value == 0) {
             p.metas[at] = make_float2(largest <= HIDDEN ? HIDDEN : largest/LOG2_E, all);
         }

@@ -8,6 +8,10 @@
 //              holds values of two scales; four columns have the queries of one of them and zeros in between, four those of
 //              the other.
 //     others   32 values of one scale make one product. Four columns have the first plane of the queries, four the second.
+//
+// At head size 64 rows begin at even addresses, some of them in the middle of a word, and their codes two bytes behind. They are
+// loaded by the words that they lie in and put together when they are used: a lane has the word before its own from its
+// neighbour, and the first, which has the scales in it, for itself.
 #pragma once
 
 #include "decode.h"
@@ -32,11 +36,19 @@ constexpr uint UPPER_0 = four_bytes(113, 91, 73, 58), UPPER_1 = four_bytes(45, 3
 // Steps of the second plane of queries in one of the first.
 constexpr int SECOND_PLANE = 254;
 
-template <uint ALIGN> __device__ __forceinline__ uint load_word(const uint8_t * at) {
-    if (ALIGN >= 4) {
-        return __ldg((const uint *) at);
-    }
-    return __ldg((const unsigned short *) at) | (uint) __ldg((const unsigned short *) (at + 2)) << 16;
+// The word at an address; if that is even, the one that it lies in.
+__device__ __forceinline__ uint load_word(const uint8_t * at) {
+    return __ldg((const uint *) ((uintptr_t) at & ~(uintptr_t) 3));
+}
+
+// Does an even address lie in the middle of a word?
+__device__ __forceinline__ bool is_odd(const uint8_t * at) {
+    return ((uintptr_t) at & 2) != 0;
+}
+
+// A word of codes of a row: of one that begins in the middle of a word it is one, else half of it lies in the word before.
+__device__ __forceinline__ uint joined(uint before, uint word, bool odd) {
+    return odd ? word : __funnelshift_r(before, word, 16);
 }
 
 template <uint ALIGN> __device__ __forceinline__ void load_two(uint (&words)[2], const uint8_t * at) {
@@ -45,23 +57,26 @@ template <uint ALIGN> __device__ __forceinline__ void load_two(uint (&words)[2],
         words[0] = two.x;
         words[1] = two.y;
     } else {
-        words[0] = load_word<ALIGN>(at);
-        words[1] = load_word<ALIGN>(at + 4);
+        words[0] = __ldg((const uint *) at);
+        words[1] = __ldg((const uint *) (at + 4));
     }
 }
 
-template <uint C, uint ALIGN> __device__ __forceinline__ void load_scales(uint (&scales)[C], const uint8_t * row) {
-    if constexpr (ALIGN >= 8 && C % 2 == 0) {
+// Scales of a row as they are stored: BYTES of them, in words.
+template <uint BYTES, uint ALIGN> __device__ __forceinline__ void load_scales(uint (&scales)[(BYTES + 3)/4], const uint8_t * row) {
+    if constexpr (BYTES == 2) {
+        scales[0] = load_word(row);
+    } else if constexpr (ALIGN >= 8 && BYTES % 8 == 0) {
 #pragma unroll
-        for (uint c = 0; c < C; c += 2) {
-            const ::uint2 two = __ldg((const ::uint2 *) (row + 4*c));
-            scales[c] = two.x;
-            scales[c + 1] = two.y;
+        for (uint i = 0; i < BYTES/4; i += 2) {
+            const ::uint2 two = __ldg((const ::uint2 *) (row + 4*i));
+            scales[i] = two.x;
+            scales[i + 1] = two.y;
         }
     } else {
 #pragma unroll
-        for (uint c = 0; c < C; ++c) {
-            scales[c] = load_word<ALIGN>(row + 4*c);
+        for (uint i = 0; i < BYTES/4; ++i) {
+            scales[i] = __ldg((const uint *) (row + 4*i));
         }
     }
 }
@@ -75,13 +90,14 @@ __device__ __forceinline__ void keep(const uint8_t *& x) {
     asm volatile("" : "+l"(x));
 }
 
-// Two stored scales, zero for one that is not finite.
-__device__ __forceinline__ uint finite_scales(uint two) {
-    return two & __hle2_mask(__habs2(*(const __half2 *) &two), __float2half2_rn(65504.0f));
-}
-
-__device__ __forceinline__ float scale_at(uint scales, uint n) {
-    return __half2float(__ushort_as_half((unsigned short) (scales >> 16*n)));
+// Scale n of a row; zero for a half that is not finite.
+template <uint BITS, uint WORDS> __device__ __forceinline__ float scale_at(const uint (&scales)[WORDS], uint n) {
+    if constexpr (BITS == 8) {
+        const float x = __half2float(__ushort_as_half((unsigned short) (scales[n/2] >> 16*(n % 2))));
+        return fabsf(x) <= 65504.0f ? x : 0.0f;
+    } else {
+        return kv_srft_scale(scales[n/4] >> 8*(n % 4));
+    }
 }
 
 // Four bytes of a plane, `step` apart by twos: bytes 0, step, 1, step + 1; with step 2 as they lie.
@@ -92,19 +108,21 @@ __device__ __forceinline__ uint query_bytes(const signed char * q, uint step) {
 // What a lane has of 16 rows of K: of cells g and g + 8. QB is the number of blocks of four query rows.
 template <uint KIND, uint D, uint QB> struct decode_keys {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
-    static constexpr uint WORDS = BITS == 8 ? 4 : BITS == 4 ? 2 : 1;
+    static constexpr uint SCALES = level_scale_bytes(KIND, D), WORDS = BITS == 8 ? 4 : BITS == 4 ? 2 : 1;
+    static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
 
     struct queries {
         uint b[BITS == 4 ? 2 : 1][C][2][QB][2]; // [plane][chunk][word or scale][block of rows][half of the 32 values]
     };
 
-    uint scales[2][C]; // both scales of a chunk
+    uint scales[2][(SCALES + 3)/4];
     uint codes[2][C][WORDS];
     uint upper[2][C][2];
+    bool odd[2];
 
     // Where the lane's codes of a row begin.
     static __device__ __forceinline__ uint codes_at(uint t) {
-        return D/16 + (BITS <= 3 ? 4 : 8)*t;
+        return SCALES + (BITS <= 3 ? 4 : 8)*t;
     }
 
     // `codes_of` is that of row 0. Caches are below 4 GiB.
@@ -112,24 +130,65 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
 #pragma unroll
         for (uint n = 0; n < 2; ++n) {
             const uint at = min(cell + g + 8*n, last)*step;
-            load_scales<C, ALIGN>(scales[n], rows + at);
+            load_scales<SCALES, ALIGN>(scales[n], rows + at);
+            if constexpr (JOINED) {
+                odd[n] = is_odd(rows + at);
+                // The later one of the two words that a word of codes lies in.
+                const uint8_t * later = codes_of + at + 2, * upper_at = rows + at + SCALES + 16 + 2;
 #pragma unroll
-            for (uint c = 0; c < C; ++c) {
-                const uint8_t * from = codes_of + at + CHUNK*c;
-                if constexpr (BITS <= 3) {
-                    codes[n][c][0] = load_word<ALIGN>(from);
-                    if (BITS == 3) {
-                        load_two<ALIGN>(upper[n][c], rows + at + D/16 + CHUNK*c + 16);
-                    }
-                } else {
-#pragma unroll
-                    for (uint i = 0; i < WORDS; i += 2) {
-                        uint two[2];
-                        load_two<ALIGN>(two, from + 16*i);
-                        codes[n][c][i] = two[0];
-                        codes[n][c][i + 1] = two[1];
-                    }
+                for (uint i = 0; i < WORDS; ++i) {
+                    codes[n][0][i] = load_word(later + 4*i);
                 }
+                if (BITS == 3) {
+                    upper[n][0][0] = load_word(upper_at);
+                    upper[n][0][1] = load_word(upper_at + 4);
+                }
+            } else {
+#pragma unroll
+                for (uint c = 0; c < C; ++c) {
+                    load_chunk(c, n, codes_of + at + CHUNK*c, rows + at + SCALES + CHUNK*c + 16);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_chunk(uint c, uint n, const uint8_t * from, const uint8_t * upper_at) {
+        if constexpr (BITS <= 3) {
+            codes[n][c][0] = __ldg((const uint *) from);
+            if (BITS == 3) {
+                load_two<ALIGN>(upper[n][c], upper_at);
+            }
+        } else {
+#pragma unroll
+            for (uint i = 0; i < WORDS; i += 2) {
+                uint two[2];
+                load_two<ALIGN>(two, from + 16*i);
+                codes[n][c][i] = two[0];
+                codes[n][c][i + 1] = two[1];
+            }
+        }
+    }
+
+    // What was loaded by the words that it lies in, before it is used.
+    __device__ __forceinline__ void join(uint t) {
+        if constexpr (JOINED) {
+#pragma unroll
+            for (uint n = 0; n < 2; ++n) {
+                uint (&words)[WORDS] = codes[n][0];
+                const uint other = __shfl_up_sync(KV_ALL_LANES, words[WORDS - 1], 1, 4);
+                uint before = t == 0 ? scales[n][0] : other;
+                if constexpr (BITS == 3) {
+                    const uint last = __shfl_sync(KV_ALL_LANES, words[0], 3, 4);
+                    upper[n][0][1] = joined(upper[n][0][0], upper[n][0][1], odd[n]);
+                    upper[n][0][0] = joined(last, upper[n][0][0], odd[n]);
+                }
+#pragma unroll
+                for (uint i = 0; i < WORDS; ++i) {
+                    const uint word = words[i];
+                    words[i] = joined(before, word, odd[n]);
+                    before = word;
+                }
+                scales[n][0] = odd[n] ? scales[n][0] >> 16 : scales[n][0];
             }
         }
     }
@@ -188,7 +247,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                 a[2] = prmt(levels.first, levels.second, x >> 16);
                 a[3] = prmt(levels.first, levels.second, y >> 16);
             }
-            const float s0 = scale_at(finite_scales(scales[0][c]), scale), s1 = scale_at(finite_scales(scales[1][c]), scale);
+            const float s0 = scale_at<BITS>(scales[0], i), s1 = scale_at<BITS>(scales[1], i);
 #pragma unroll
             for (uint qb = 0; qb < QB; ++qb) {
                 int sums[4] = {};
@@ -204,6 +263,11 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
         for (uint i = 0; i < 4*QB; ++i) {
             s[i/4][i % 4] *= unit;
         }
+    }
+
+    // The first or the second scale of chunk c.
+    template <uint WORDS_OF_ROW> static __device__ __forceinline__ float scale_of_half(const uint (&scales)[WORDS_OF_ROW], uint c, uint second) {
+        return kv_srft_scale(scales[c/2] >> (16*(c % 2) + 8*second));
     }
 
     __device__ __forceinline__ void products_4(const queries & q, uint t, float (&s)[QB][4]) const {
@@ -222,7 +286,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                     mma_s8(sums[i/QB][qb], upper, q.b[plane][c][word][qb][0], q.b[plane][c][word][qb][1]);
                 }
             }
-            const float s0 = scale_at(finite_scales(scales[0][c]), t/2), s1 = scale_at(finite_scales(scales[1][c]), t/2);
+            const float s0 = scale_of_half(scales[0], c, t/2), s1 = scale_of_half(scales[1], c, t/2);
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
                 const float x = (float) (sums[0][i/4][i % 4]*SECOND_PLANE + sums[1][i/4][i % 4]);

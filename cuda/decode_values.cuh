@@ -30,14 +30,20 @@ __device__ __forceinline__ uint look_up(uint table, uint word, uint n) {
 // What a lane has of 16 rows of V: of cells 2t, 2t + 1, 2t + 8, 2t + 9.
 template <uint KIND, uint D> struct decode_values {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
-    static constexpr uint TABLE_BYTES = BITS == 4 ? 256*32*4 : 0; // [two codes][lane]: two halves
+    static constexpr uint SCALES = level_scale_bytes(KIND, D);
+    static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
+    // Weights are small, and so may scales be: their product keeps its digits if these are larger by 2^POWER.
+    static constexpr uint  POWER = BITS == 8 ? 0 : 7;
+    static constexpr float UNIT  = level_unit(KIND)/(1 << POWER); // of the sums
+    static constexpr uint  TABLE_BYTES = BITS == 4 ? 256*32*4 : 0; // [two codes][lane]: two halves
 
-    uint scales[4][C];
+    uint scales[4][(SCALES + 3)/4];
     uint codes[4][C][BITS == 8 ? 2 : 1];
-    uint upper[4][C][2];
+    uint upper[4][C][JOINED ? 3 : 2];
+    bool odd[4];
 
     static __device__ __forceinline__ uint codes_at(uint g) {
-        return D/16 + (BITS <= 3 ? 2 : 4)*g;
+        return SCALES + (BITS <= 3 ? 2 : 4)*g;
     }
 
     // The value that sum i of the lane is of; i is made of chunk, scale, pair and place of the mma's four.
@@ -49,21 +55,44 @@ template <uint KIND, uint D> struct decode_values {
 #pragma unroll
         for (uint n = 0; n < 4; ++n) {
             const uint at = min(cell + 2*t + n % 2 + n/2*8, last)*step;
-            load_scales<C, ALIGN>(scales[n], rows + at);
+            load_scales<SCALES, ALIGN>(scales[n], rows + at);
+            odd[n] = JOINED && is_odd(rows + at);
 #pragma unroll
             for (uint c = 0; c < C; ++c) {
                 const uint8_t * from = codes_of + at + CHUNK*c;
                 if constexpr (BITS <= 3) {
                     codes[n][c][0] = __ldg((const unsigned short *) from);
-                    if (BITS == 3) {
-                        load_two<ALIGN>(upper[n][c], rows + at + D/16 + CHUNK*c + 16);
+                    const uint8_t * upper_at = rows + at + SCALES + CHUNK*c + 16;
+                    if constexpr (BITS == 3 && JOINED) {
+                        for (uint i = 0; i < 3; ++i) {
+                            upper[n][c][i] = load_word(upper_at - 2 + 4*i);
+                        }
+                    } else if constexpr (BITS == 3) {
+                        load_two<ALIGN>(upper[n][c], upper_at);
                     }
                 } else if constexpr (BITS == 8) {
                     codes[n][c][0] = __ldg((const uint *) from);
                     codes[n][c][1] = __ldg((const uint *) (from + 32));
                 } else {
-                    codes[n][c][0] = __ldg((const uint *) from);
+                    codes[n][c][0] = load_word(JOINED ? from + 2 : from);
                 }
+            }
+        }
+    }
+
+    // What was loaded by the words that it lies in, before it is used.
+    __device__ __forceinline__ void join(uint g) {
+        if constexpr (JOINED) {
+#pragma unroll
+            for (uint n = 0; n < 4; ++n) {
+                if constexpr (BITS == 4) {
+                    const uint other = __shfl_up_sync(KV_ALL_LANES, codes[n][0][0], 4);
+                    codes[n][0][0] = joined(g == 0 ? scales[n][0] : other, codes[n][0][0], odd[n]);
+                } else if constexpr (BITS == 3) {
+                    upper[n][0][0] = joined(upper[n][0][0], upper[n][0][1], odd[n]);
+                    upper[n][0][1] = joined(upper[n][0][1], upper[n][0][2], odd[n]);
+                }
+                scales[n][0] = odd[n] ? scales[n][0] >> 16 : scales[n][0];
             }
         }
     }
@@ -104,13 +133,22 @@ template <uint KIND, uint D> struct decode_values {
         }
     }
 
+    // Scale i of cells `first` and the next, as halves.
+    __device__ __forceinline__ uint scales_of(uint first, uint i) const {
+        if constexpr (BITS == 8) {
+            return finite(prmt(scales[first][i/2], scales[first + 1][i/2], i % 2 ? 0x7632 : 0x5410));
+        } else {
+            const uint selector = i % 4 | (i % 4 + 4) << 8;
+            return halves_of_scales<POWER>(prmt(scales[first][i/4], scales[first + 1][i/4], selector) & 0x00ff00ff);
+        }
+    }
+
     // w01 and w23 are the weights of row g for cells 2t and 2t + 8 and the next; acc is [chunk][scale][pair of values].
     __device__ __forceinline__ void add(uint w01, uint w23, uint table, uint g, float (&acc)[C][2][2][4]) const {
 #pragma unroll
         for (uint i = 0; i < 2*C; ++i) {
-            const uint c = i/2, scale = i % 2, selector = scale ? 0x7632 : 0x5410;
-            const uint b0 = times(w01, finite(prmt(scales[0][c], scales[1][c], selector)));
-            const uint b1 = times(w23, finite(prmt(scales[2][c], scales[3][c], selector)));
+            const uint c = i/2, scale = i % 2;
+            const uint b0 = times(w01, scales_of(0, i)), b1 = times(w23, scales_of(2, i));
             uint x[4], y[4];
             levels_of(x, 0, c, scale, table, g);
             levels_of(y, 2, c, scale, table, g);

@@ -89,9 +89,9 @@ template <bool VALUES> __device__ __forceinline__ void unpack_rows(
 }
 
 // How the cells of a group hang together, and its I-frame; `rows` of it are there, the first `count` are looked at.
-__device__ __forceinline__ void unpack_group(const attn_params & p, const prefill_memory & m, uint step, uint width, uint rows, uint count) {
+__device__ __forceinline__ void unpack_group(const attn_params & p, const prefill_memory & m, const uint8_t * group, uint step, uint width, uint rows, uint count) {
     for (uint i = threadIdx.x; i < width; i += blockDim.x) {
-        const float x = kv_delta_frame(m.k_raw, step, p.k_kind, p.k_size, rows, i);
+        const float x = kv_delta_frame(group, step, p.k_kind, p.k_size, rows, i);
         const __half high = __float2half_rn(x);
         m.k_tile[FRAME*TILE_STEP + i] = high;
         m.k_tile[(FRAME + 1)*TILE_STEP + i] = __float2half_rn(x - __half2float(high));
@@ -103,7 +103,7 @@ __device__ __forceinline__ void unpack_group(const attn_params & p, const prefil
     bool written = false; // the cell before lane 0's
 #pragma unroll
     for (uint n = 0; n < 2; ++n) {
-        const uint cell = 32*n + lane, kind = cell < count ? kv_delta_kind(m.k_raw + cell*step) : KV_DELTA_EMPTY;
+        const uint cell = 32*n + lane, kind = cell < count ? kv_delta_kind(group + cell*step, p.k_kind, p.k_size) : KV_DELTA_EMPTY;
         const uint empty = __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_EMPTY), alone = __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_ALONE);
         const bool before = lane == 0 ? written : (empty >> (lane - 1) & 1) == 0;
         written = empty >> 31 == 0;
@@ -187,6 +187,8 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
     const uint kv_stream = stream/(args.streams/args.kv_streams);
     const uint8_t * keys   = p.k + kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
     const uint8_t * values = p.v + kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
+    const row_units k_units = units_of(keys, args.k_nb[0]), v_units = units_of(values, args.v_nb[0]);
+    const uint8_t * k_rows = m.k_raw + k_units.shift, * v_rows = m.v_raw + v_units.shift; // of a tile
     const uint * hidden = hidden_of(p, kv_stream);
     // Do 32 values share a scale?
     const bool wide = k_width % 32 == 0 && !KV_KIND_IS_POLAR(p.k_kind) && p.k_kind != KV_KIND_BF16 && p.k_kind != KV_KIND_F32;
@@ -257,8 +259,8 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
     const auto stage_tile = [&](uint cell) {
         if (cell < end) {
             const uint count = min(CELLS, end - cell);
-            stage(keys + cell*args.k_nb[0], args.k_nb[0], k_bytes, k_count(cell), k_raw_step, m.k_raw);
-            stage(values + cell*args.v_nb[0], args.v_nb[0], v_bytes, count, v_raw_step, m.v_raw);
+            stage(keys + cell*args.k_nb[0], args.k_nb[0], k_units, k_bytes, k_count(cell), k_raw_step, m.k_raw);
+            stage(values + cell*args.v_nb[0], args.v_nb[0], v_units, v_bytes, count, v_raw_step, m.v_raw);
         }
         commit_staged();
     };
@@ -270,10 +272,10 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
         wait_all_staged();
         // Also the end of the tile before.
         __syncthreads();
-        unpack_rows<false>(m.k_raw, k_raw_step, p.k_kind, p.k_size, k_width, count, m.k_levels, m.k_pairs, m.k_tile, m.scales);
-        unpack_rows<true>(m.v_raw, v_raw_step, p.v_kind, p.v_size, v_width, count, m.v_levels, m.v_pairs, m.v_tile, nullptr);
+        unpack_rows<false>(k_rows, k_raw_step, p.k_kind, p.k_size, k_width, count, m.k_levels, m.k_pairs, m.k_tile, m.scales);
+        unpack_rows<true>(v_rows, v_raw_step, p.v_kind, p.v_size, v_width, count, m.v_levels, m.v_pairs, m.v_tile, nullptr);
         if (DELTA) {
-            unpack_group(p, m, k_raw_step, k_width, k_count(cell), count);
+            unpack_group(p, m, k_rows, k_raw_step, k_width, k_count(cell), count);
         }
         uint masked[2][BLOCKS];
         if (p.mask && mask_is_wide && count == CELLS) {
@@ -418,6 +420,7 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
     }
 
     const uint results = stream*args.tokens*args.heads + kv_head*heads_per_kv;
+    const float unit = value_unit(p.v_kind);
 #pragma unroll
     for (uint n = 0; n < 2; ++n) {
         sum[n] += __shfl_xor_sync(KV_ALL_LANES, sum[n], 1);
@@ -433,7 +436,7 @@ template <uint WARPS, uint WIDTH, uint COLUMNS, bool DELTA> __global__ void __la
 #pragma unroll
         for (uint i = 0; i < COLUMNS; ++i) {
             if (i*8 < v_width) {
-                *(float2 *) (p.sums + at*args.sum_width + i*8 + 2*t) = make_float2(acc[i][2*n], acc[i][2*n + 1]);
+                *(float2 *) (p.sums + at*args.sum_width + i*8 + 2*t) = make_float2(acc[i][2*n]*unit, acc[i][2*n + 1]*unit);
             }
         }
     }

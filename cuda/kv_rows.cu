@@ -122,18 +122,18 @@ __device__ __forceinline__ void store_floats(const rows_params & p, uint size, c
 // What a row of a group stands for, in the rotated domain: from the last row before it that is not chained.
 __device__ __forceinline__ void delta_key(
         const uint8_t * group, uint64_t step, uint kind, uint size, uint rows, uint row, const float * levels, uint lane, float * y) {
+    const auto kind_of = [&](uint t) { return kv_delta_kind(group + t*step, kind, size); };
     uint first = row;
-    while (first > 0 && kv_delta_kind(group + first*step) == KV_DELTA_CHAINED &&
-           kv_delta_kind(group + (first - 1)*step) != KV_DELTA_EMPTY) {
+    while (first > 0 && kind_of(first) == KV_DELTA_CHAINED && kind_of(first - 1) != KV_DELTA_EMPTY) {
         --first;
     }
-    const bool empty = kv_delta_kind(group + row*step) == KV_DELTA_EMPTY;
+    const bool empty = kind_of(row) == KV_DELTA_EMPTY;
     for (uint i = lane; i < size; i += 32) {
         const float m = kv_delta_frame(group, step, kind, size, rows, i);
         float u = 0.0f;
         for (uint t = first; t <= row; ++t) {
             const float d = kv_row_value(group + t*step, kind, size, i, levels);
-            const bool alone = kv_delta_kind(group + t*step) == KV_DELTA_ALONE;
+            const bool alone = kind_of(t) == KV_DELTA_ALONE;
             u = t > first ? fmaf(u, KV_DELTA_RHO, d) : alone ? d - m : d;
         }
         y[i] = empty ? 0.0f : m + u;
@@ -210,25 +210,60 @@ __device__ __forceinline__ group_place group_of(const rows_params & p, uint size
     return res;
 }
 
-// What a warp keeps from row to row. Rows of the group are in memory; which of them are written and which are chained is
-// here, so that a row is written without waiting for another.
+// What a warp keeps from row to row. Rows of the group are in memory; what they are and the slots that say so are here, so
+// that a row is written without waiting for another.
 struct group_writer {
     uint8_t * group;
     uint64_t  step;
     uint      rows;    // of the group
+    uint      share;   // where the slots of a row begin
     int       at;      // the row whose deviation is in u, -1 for none
     uint64_t  written; // a bit for each row
     uint64_t  chained;
+    uint64_t  alone;
+    uint      slots[2]; // the first slots of rows `lane` and `lane + 32`
 
     __device__ __forceinline__ bool is_written(uint t) const { return (written >> t & 1) != 0; }
     // Has row t a row before it that it is chained to?
     __device__ __forceinline__ bool is_chained(uint t) const { return t > 0 && (chained >> t & 1) != 0 && is_written(t - 1); }
+    __device__ __forceinline__ bool is_alone(uint t) const { return (alone >> t & 1) != 0; }
+
+    __device__ __forceinline__ bool is_framed() const { return (__shfl_sync(KV_ALL_LANES, slots[0], 0) & KV_DELTA_FRAMED) != 0; }
+
+    // The first slot of row t.
+    __device__ __forceinline__ uint16_t * slot_of(uint t) const { return (uint16_t *) (group + t*step + share); }
+
+    // What rows are, from memory.
+    __device__ __forceinline__ void look(uint lane) {
+        written = chained = alone = 0;
+        for (uint n = 0; n < 2; ++n) {
+            slots[n] = lane + 32*n < rows ? *slot_of(lane + 32*n) : 0;
+            const uint kind = slots[n] & KV_DELTA_KIND;
+            written |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind != KV_DELTA_EMPTY) << 32*n;
+            chained |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_CHAINED) << 32*n;
+            alone   |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_ALONE) << 32*n;
+        }
+    }
+
+    // Row t is of this kind from now on.
+    __device__ __forceinline__ void set_kind(uint t, uint kind, uint lane) {
+        for (uint n = 0; n < 2; ++n) {
+            if (lane + 32*n == t) {
+                slots[n] = (slots[n] & ~KV_DELTA_KIND) | kind;
+                *slot_of(t) = (uint16_t) slots[n];
+            }
+        }
+        const uint64_t bit = 1ull << t;
+        written |= bit;
+        chained = kind == KV_DELTA_CHAINED ? chained | bit : chained & ~bit;
+        alone   = kind == KV_DELTA_ALONE ? alone | bit : alone & ~bit;
+    }
 };
 
 // u becomes the deviation of row t, which lies at `row`, from that of row t - 1.
 __device__ __forceinline__ void writer_step(
         const group_writer & w, uint kind, uint size, uint t, const uint8_t * row, const float * m, const float * levels, uint lane, float * u) {
-    const bool chained = w.is_chained(t), alone = kv_delta_kind(row) == KV_DELTA_ALONE;
+    const bool chained = w.is_chained(t), alone = w.is_alone(t);
     for (uint i = lane; i < size; i += 32) {
         const float d = kv_row_value(row, kind, size, i, levels);
         u[i] = chained ? fmaf(u[i], KV_DELTA_RHO, d) : alone ? d - m[i] : d;
@@ -278,21 +313,20 @@ __device__ __forceinline__ void writer_encode(
                                                  : key[i];
     }
     if (kind == KV_KIND_DELTA4) {
-        kv_srft_encode(work, 4, size, row_kind, lane, line);
+        kv_srft_encode(work, 4, size, lane, line);
     } else {
-        kv_srft_encode(work, 3, size, row_kind, lane, line);
+        kv_srft_encode(work, 3, size, lane, line);
     }
     __syncwarp();
     uint16_t * row = (uint16_t *) (w.group + t*w.step);
-    for (uint i = lane; i < kv_delta_share(kind, size)/2; i += 32) {
+    for (uint i = lane; i < w.share/2; i += 32) {
         row[i] = ((const uint16_t *) line)[i];
     }
-    w.written |= 1ull << t;
-    w.chained = (w.chained & ~(1ull << t)) | (uint64_t) (row_kind == KV_DELTA_CHAINED) << t;
+    w.set_kind(t, row_kind, lane);
 }
 
 // The I-frame of a group: the key; zeros where rows are there already without one.
-static __device__ void writer_found(group_writer & w, uint kind, uint size, const float * key, uint lane, float * m) {
+static __device__ void writer_found(group_writer & w, uint size, const float * key, uint lane, float * m) {
     const bool taken = w.written != 0;
     bool beyond = false;
     for (uint i = lane; i < size; i += 32) {
@@ -300,21 +334,26 @@ static __device__ void writer_found(group_writer & w, uint kind, uint size, cons
         beyond = beyond || fabsf(m[i]) > KV_DELTA_LIMIT;
     }
     beyond = simd_any(beyond);
-    const uint share = kv_delta_share(kind, size), slots = kv_delta_slots(size);
+    const uint slots = kv_delta_slots(size);
     for (uint i = lane; i < ::max(size, w.rows*slots); i += 32) {
-        uint16_t stored = i < size && !beyond ? as_type<uint16_t>(__float2half_rn(m[i])) : (uint16_t) 0;
-        if (i == 0) {
-            stored |= 1;
-        }
+        const uint16_t stored = i < size && !beyond ? kv_delta_slot(m[i]) : (uint16_t) 0;
         const bool kept = i < w.rows*slots;
-        if (kept) {
-            ((uint16_t *) (w.group + i/slots*w.step + share))[i % slots] = stored;
+        if (kept && i % slots != 0) {
+            w.slot_of(i/slots)[i % slots] = stored;
         }
         if (i < size) {
-            m[i] = kept && (stored & 0x7c00) != 0x7c00 ? (float) as_type<__half>(stored) : 0.0f;
+            m[i] = kept ? kv_delta_value(stored) : 0.0f;
         }
     }
     __syncwarp();
+    // First slots are those of the lanes: what rows are stays.
+    for (uint n = 0; n < 2; ++n) {
+        const uint row = lane + 32*n, stored = row*slots < size ? kv_delta_slot(m[row*slots]) : 0;
+        w.slots[n] = stored | (w.slots[n] & KV_DELTA_KIND) | (row == 0 ? KV_DELTA_FRAMED : 0);
+        if (row < w.rows) {
+            *w.slot_of(row) = (uint16_t) w.slots[n];
+        }
+    }
     w.at = -1;
 }
 
@@ -340,10 +379,9 @@ __device__ __forceinline__ uint nearest_place(float y) {
 }
 
 // kv_srft_encode for values in registers, `lane*N` and behind it; also what they decode to. `codes` is the warp's.
-template <uint SIZE, uint N> __device__ __forceinline__ void encode_row(
-        uint bits, const float (&x)[N], uint flags, uint lane, const float * levels, const nearest_table & table, uint8_t * codes,
-        uint8_t * row, float (&decoded)[N]) {
-    constexpr uint GROUP = 32, LANES = GROUP/N;
+template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row(
+        const float (&x)[N], uint lane, const nearest_table & table, uint8_t * codes, uint8_t * row, float (&decoded)[N]) {
+    constexpr uint GROUP = 32, LANES = GROUP/N, MOST = 8;
     float top = x[0], bottom = x[0];
     for (uint i = 1; i < N; ++i) {
         top = fmaxf(top, x[i]);
@@ -353,58 +391,58 @@ template <uint SIZE, uint N> __device__ __forceinline__ void encode_row(
         top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, n));
         bottom = fminf(bottom, __shfl_xor_sync(KV_ALL_LANES, bottom, n));
     }
-    const bool empty = fmaxf(top, -bottom) < 1e-9f;
-    const float first = (-bottom > top ? bottom : top)/levels[0];
-    float xq[5], qq[5];
-    for (uint s = 0; s < 5; ++s) {
-        const float inverse = 1.0f/(first*(bits == 4 ? kv_search_4[s] : kv_search_3[s]));
-        xq[s] = qq[s] = 0.0f;
-        for (uint i = 0; i < N; ++i) {
-            const float q = table.level[nearest_place(x[i]*inverse)];
-            xq[s] = fmaf(x[i], q, xq[s]);
-            qq[s] = fmaf(q, q, qq[s]);
+    const float largest = -bottom > top ? bottom : top;
+    const uint tries = kv_srft_tries(BITS);
+    float xq[MOST], qq[MOST], scale[MOST];
+    uint code[MOST];
+#pragma unroll
+    for (uint n = 0; n < MOST; ++n) {
+        xq[n] = qq[n] = scale[n] = 0.0f;
+        code[n] = 0;
+        if (n < 2*tries) {
+            const bool last = n >= tries;
+            code[n]  = kv_srft_try(largest, BITS, last, last ? n - tries : n);
+            scale[n] = kv_srft_scale(code[n])/KV_SRFT_UNIT;
+            const float inverse = 1.0f/scale[n];
+            for (uint i = 0; i < N; ++i) {
+                const float q = table.level[nearest_place(x[i]*inverse)];
+                xq[n] = fmaf(x[i], q, xq[n]);
+                qq[n] = fmaf(q, q, qq[n]);
+            }
         }
     }
-    for (uint n = 1; n < LANES; n *= 2) {
-        for (uint s = 0; s < 5; ++s) {
-            xq[s] += __shfl_xor_sync(KV_ALL_LANES, xq[s], n);
-            qq[s] += __shfl_xor_sync(KV_ALL_LANES, qq[s], n);
+    for (uint m = 1; m < LANES; m *= 2) {
+#pragma unroll
+        for (uint n = 0; n < MOST; ++n) {
+            if (n < 2*tries) {
+                xq[n] += __shfl_xor_sync(KV_ALL_LANES, xq[n], m);
+                qq[n] += __shfl_xor_sync(KV_ALL_LANES, qq[n], m);
+            }
         }
     }
-    float best = first, gain = -1.0f;
-    for (uint s = 0; s < 5; ++s) {
-        // The squared error is sum(x^2) - sum(x q)^2 / sum(q^2).
-        const float ratio = xq[s]/qq[s], g = xq[s]*ratio;
-        best = g > gain ? ratio : best;
+    // The squared error is sum(x^2) - gain.
+    uint best = 0;
+    float gain = 0.0f, unit = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < MOST; ++n) {
+        const float g = scale[n]*(2.0f*xq[n] - scale[n]*qq[n]);
+        best = g > gain ? code[n] : best;
+        unit = g > gain ? scale[n] : unit;
         gain = g > gain ? g : gain;
     }
-    const float inverse = 1.0f/best;
-    float xx = 0.0f, xl = 0.0f, level[N];
+    const float inverse = best == 0 ? 0.0f : 1.0f/unit, kappa = kv_srft_unit(BITS)*KV_SRFT_UNIT;
     for (uint i = 0; i < N; ++i) {
         const uint at = nearest_place(x[i]*inverse);
-        level[i] = empty ? 0.0f : table.level[at];
-        codes[lane*N + i] = empty ? (uint8_t) 0 : table.code[at];
-        xx = fmaf(x[i], x[i], xx);
-        xl = fmaf(x[i], level[i], xl);
-    }
-    for (uint n = 1; n < LANES; n *= 2) {
-        xx += __shfl_xor_sync(KV_ALL_LANES, xx, n);
-        xl += __shfl_xor_sync(KV_ALL_LANES, xl, n);
-    }
-    // Without bias: sum(x^2) / sum(x q).
-    const uint16_t stored = kv_srft_stored(empty ? 0.0f : xx/xl, lane/LANES, flags);
-    const float scale = (stored & 0x7c00) != 0x7c00 ? __half2float(__ushort_as_half(stored))/KV_SRFT_UNIT : 0.0f;
-    for (uint i = 0; i < N; ++i) {
-        // A group without values has the first code.
-        decoded[i] = (empty ? levels[0] : level[i])*scale;
+        codes[lane*N + i] = best == 0 ? (uint8_t) 0 : table.code[at];
+        decoded[i] = table.level[at]*unit*kappa;
     }
     if (lane % LANES == 0) {
-        ((uint16_t *) row)[lane/LANES] = stored;
+        row[lane/LANES] = (uint8_t) best;
     }
     __syncwarp();
-    uint8_t * body = row + kv_srft_scale_bytes(SIZE);
-    for (uint b = lane; b < SIZE*bits/8; b += 32) {
-        body[b] = kv_srft_packed(codes, bits, SIZE, b);
+    uint8_t * body = row + kv_srft_scale_bytes(BITS, SIZE);
+    for (uint b = lane; b < SIZE*BITS/8; b += 32) {
+        body[b] = kv_srft_packed(codes, BITS, SIZE, b);
     }
     __syncwarp();
 }
@@ -448,9 +486,13 @@ template <uint SIZE, uint N, typename Memory> __device__ __forceinline__ void wr
         x[i] = row_kind == KV_DELTA_CHAINED ? fmaf(u[i], -KV_DELTA_RHO, from_m) : row_kind == KV_DELTA_RESTART ? from_m : x[i];
     }
     float d[N];
-    encode_row<SIZE, N>(kind == KV_KIND_DELTA4 ? 4 : 3, x, row_kind, lane, memory.levels, memory.nearest, memory.codes, w.group + t*w.step, d);
-    w.written |= 1ull << t;
-    w.chained = (w.chained & ~(1ull << t)) | (uint64_t) (row_kind == KV_DELTA_CHAINED) << t;
+    uint8_t * row = w.group + t*w.step;
+    if (kind == KV_KIND_DELTA4) {
+        encode_row<SIZE, 4>(x, lane, memory.nearest, memory.codes, row, d);
+    } else {
+        encode_row<SIZE, 3>(x, lane, memory.nearest, memory.codes, row, d);
+    }
+    w.set_kind(t, row_kind, lane);
     for (uint i = 0; i < N; ++i) {
         u[i] = row_kind == KV_DELTA_CHAINED ? fmaf(u[i], KV_DELTA_RHO, d[i]) : row_kind == KV_DELTA_ALONE ? d[i] - m[i] : d[i];
     }
@@ -493,11 +535,9 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(c
     w.at    = -1;
     const uint64_t first_cell = mine.group/w.step + p.args.first_cell;
     w.rows = ::min((uint) KV_DELTA_CELLS, p.args.cells - (uint) (first_cell % p.args.cells));
-    const uint kind0 = lane < w.rows ? kv_delta_kind(w.group + lane*w.step) : KV_DELTA_EMPTY;
-    const uint kind1 = lane + 32 < w.rows ? kv_delta_kind(w.group + (lane + 32)*w.step) : KV_DELTA_EMPTY;
-    w.written = __ballot_sync(KV_ALL_LANES, kind0 != KV_DELTA_EMPTY) | (uint64_t) __ballot_sync(KV_ALL_LANES, kind1 != KV_DELTA_EMPTY) << 32;
-    w.chained = __ballot_sync(KV_ALL_LANES, kind0 == KV_DELTA_CHAINED) | (uint64_t) __ballot_sync(KV_ALL_LANES, kind1 == KV_DELTA_CHAINED) << 32;
-    bool framed = (*(const uint16_t *) (w.group + kv_delta_share(kind, size)) & 1) != 0;
+    w.share = kv_delta_share(kind, size);
+    w.look(lane);
+    bool framed = w.is_framed();
     if (warp == 0) {
         for (uint i = lane; i < size; i += 32) {
             m[i] = kv_delta_frame(w.group, w.step, kind, size, w.rows, i);
@@ -551,7 +591,7 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(c
                     continue;
                 }
                 if (!framed) {
-                    writer_found(w, kind, size, key, lane, m);
+                    writer_found(w, size, key, lane, m);
                     framed = true;
                     for (uint i = 0; i < N && SIZE; ++i) {
                         mr[i] = m[lane*N + i];

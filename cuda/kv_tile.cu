@@ -101,6 +101,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
     const uint kv_stream = stream/(args.streams/args.kv_streams);
     const uint8_t * keys   = p.k + kv_head*args.k_nb[1] + kv_stream*args.k_nb[2];
     const uint8_t * values = p.v + kv_head*args.v_nb[1] + kv_stream*args.v_nb[2];
+    const row_units k_units = units_of(keys, args.k_nb[0]), v_units = units_of(values, args.v_nb[0]);
     const uint * hidden = hidden_of(p, kv_stream);
 
     fill_levels(p.k_kind, threadIdx.x, m.k_levels);
@@ -162,7 +163,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
     const auto k_count = [&](uint cell) { return min(CELLS, (is_delta ? args.k_cells : end) - cell); };
     const auto stage_k = [&](uint cell) {
         if (staged && cell < end) {
-            stage(keys + cell*args.k_nb[0], args.k_nb[0], k_bytes, k_count(cell), k_raw_step, m.k_raw);
+            stage(keys + cell*args.k_nb[0], args.k_nb[0], k_units, k_bytes, k_count(cell), k_raw_step, m.k_raw);
         }
         commit_staged();
     };
@@ -171,11 +172,11 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
     stage_k(next);
     while (next < end) {
         const uint cell = next, count = min(CELLS, end - cell);
-        const uint8_t * k_rows = staged ? m.k_raw : keys + cell*args.k_nb[0];
-        const uint8_t * v_rows = staged ? m.v_raw : values + cell*args.v_nb[0];
+        const uint8_t * k_rows = staged ? m.k_raw + k_units.shift : keys + cell*args.k_nb[0];
+        const uint8_t * v_rows = staged ? m.v_raw + v_units.shift : values + cell*args.v_nb[0];
         const uint64_t k_step = staged ? k_raw_step : args.k_nb[0], v_step = staged ? v_raw_step : args.v_nb[0];
         if (staged) {
-            stage(values + cell*args.v_nb[0], args.v_nb[0], v_bytes, count, v_raw_step, m.v_raw);
+            stage(values + cell*args.v_nb[0], args.v_nb[0], v_units, v_bytes, count, v_raw_step, m.v_raw);
         }
         commit_staged();
         // Masks are asked for early, too.
@@ -276,8 +277,8 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
         kv_delta_chain chain[2];
         if (is_delta) {
             const uint8_t * row = k_rows + lane*k_step;
-            const uint kind0 = lane < count ? kv_delta_kind(row) : KV_DELTA_EMPTY;
-            const uint kind1 = lane + 32 < count ? kv_delta_kind(row + 32*k_step) : KV_DELTA_EMPTY;
+            const uint kind0 = lane < count ? kv_delta_kind(row, p.k_kind, p.k_size) : KV_DELTA_EMPTY;
+            const uint kind1 = lane + 32 < count ? kv_delta_kind(row + 32*k_step, p.k_kind, p.k_size) : KV_DELTA_EMPTY;
             chain[0] = kv_delta_chain_of(kind0, true, false, lane);
             chain[1] = kv_delta_chain_of(kind1, false, simd_broadcast((uint) !chain[0].empty, 31) != 0, lane);
         }
@@ -388,6 +389,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
     __syncthreads();
 
     const uint results = (stream*args.tokens)*args.heads + kv_head*heads_per_kv;
+    const float unit = value_unit(p.v_kind);
 #pragma unroll
     for (int mb = 0; mb < MB; ++mb) {
 #pragma unroll
@@ -405,7 +407,7 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
                 const uint column = i/4*SLAB + warp*32 + i % 4*8 + 2*t;
                 if (column < v_width) {
                     *(float2 *) (p.sums + at*args.sum_width + column) =
-                        make_float2(acc[mb][i/4][i % 4][2*half_of], acc[mb][i/4][i % 4][2*half_of + 1]);
+                        make_float2(acc[mb][i/4][i % 4][2*half_of]*unit, acc[mb][i/4][i % 4][2*half_of + 1]*unit);
                 }
             }
         }

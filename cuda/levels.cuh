@@ -1,6 +1,6 @@
 // Rows of levels at head sizes that are multiples of 64, by words: what a lane takes of a row, and codes to levels.
 //
-//     row of srft or delta = scales: f16 x size/32 | chunks of 64 values | delta: its share of the I-frame
+//     row of srft or delta = scales: a byte (8 bits: f16) x size/32 | chunks of 64 values | delta: its share of the I-frame
 //
 //     8 bits   64 bytes: value j
 //     4 bits   32 bytes: values j and j + 32
@@ -104,14 +104,33 @@ __host__ __device__ constexpr bool is_delta(uint kind) {
     return kind == KV_KIND_DELTA4 || kind == KV_KIND_DELTA3;
 }
 
-__host__ __device__ constexpr uint level_row_bytes(uint kind, uint size) {
-    return size/16 + size*code_bits(kind)/8 + (is_delta(kind) ? size/64*2 : 0);
+__host__ __device__ constexpr uint level_scale_bytes(uint kind, uint size) {
+    return code_bits(kind) == 8 ? size/16 : size/32;
 }
 
-// What rows are aligned to, where the beginning of the cache is.
+__host__ __device__ constexpr uint level_row_bytes(uint kind, uint size) {
+    return level_scale_bytes(kind, size) + size*code_bits(kind)/8 + (is_delta(kind) ? size/64*2 : 0);
+}
+
+// What rows and their codes are aligned to, where the beginning of the cache is.
 __host__ __device__ constexpr uint level_row_align(uint kind, uint size) {
-    const uint bytes = level_row_bytes(kind, size);
-    return bytes % 8 == 0 && size >= 128 ? 8 : bytes % 4 == 0 ? 4 : 2;
+    const uint both = level_scale_bytes(kind, size) | level_row_bytes(kind, size);
+    return both % 8 == 0 ? 8 : both % 4 == 0 ? 4 : 2;
+}
+
+// kv_srft_unit of its bits.
+__host__ __device__ constexpr float level_unit(uint kind) {
+    const uint bits = code_bits(kind);
+    return (bits == 8 ? 1.0f : bits == 4 ? KV_SRFT_KAPPA_4 : bits == 3 ? KV_SRFT_KAPPA_3 : KV_SRFT_KAPPA_2)/KV_SRFT_UNIT;
+}
+
+// Two scales that are stored as bytes, in bytes 0 and 2 of a word, times 2^POWER as halves: kv_srft_scale is exact in them, up to
+// a POWER of 7.
+template <uint POWER> static __device__ __forceinline__ uint halves_of_scales(uint two) {
+    constexpr uint BIAS = (8 + POWER) << 10; // exponents of halves begin 8 lower
+    const uint x = ((two + (two & 0x00800080)) << 7) + BIAS*0x10001; // signs are a bit further up
+    const __half2 magnitude = __habs2(*(const __half2 *) &x), none = __half2half2(__ushort_as_half(BIAS));
+    return x & __hne2_mask(magnitude, none);
 }
 
 }  // namespace kv

@@ -14,9 +14,25 @@ constexpr uint K_ROWS = CELLS + 8;            // a block of columns more
 constexpr uint TILE_STEP = SLAB + 8;          // halves from row to row: neighbours lie in other banks
 constexpr uint SCALES = SLAB/16;              // of a row of a slab
 
-// Bytes from row to row of a tile of rows as they are stored.
+// Rows are copied to shared memory in units that the step from row to row is a multiple of, from the beginning of the unit that
+// they begin in: so they begin as far behind a unit there.
+struct row_units {
+    uint unit, shift;
+};
+
+static __device__ __forceinline__ row_units units_of(const uint8_t * rows, uint64_t step) {
+    const uint low = (uint) step, unit = low % 16 == 0 ? 16 : low % 8 == 0 ? 8 : low % 4 == 0 ? 4 : low % 2 == 0 ? 2 : 1;
+    return { unit, (uint) (uintptr_t) rows % unit };
+}
+
+// Bytes from row to row of a tile of rows as they are stored, wherever in a unit they begin.
 static __host__ __device__ inline uint raw_step_of(uint row_bytes) {
-    return (row_bytes + 15)/16*16;
+    return (row_bytes + 15 + 15)/16*16;
+}
+
+// What sums of values are multiplied by at the end: without it values of 4, 3 and 2 bits are exact as halves.
+static __device__ __forceinline__ float value_unit(uint kind) {
+    return KV_KIND_IS_SRFT(kind) ? kv_srft_unit(kv_code_bits(kind))*KV_SRFT_UNIT : 1.0f;
 }
 
 // turbo's levels are integers by this.
@@ -86,14 +102,13 @@ static __device__ __forceinline__ void fill_pairs(float unit, uint thread, uint 
     }
 }
 
-// Rows as they are stored to shared memory, by all threads; they are there behind wait_staged and a barrier.
-static __device__ __forceinline__ void stage(const uint8_t * rows, uint64_t step, uint bytes, uint count, uint raw_step, uint8_t * raw) {
-    const uint align = (uint) ((uintptr_t) rows | step | bytes);
-    const uint unit = align % 16 == 0 ? 16 : align % 8 == 0 ? 8 : align % 4 == 0 ? 4 : align % 2 == 0 ? 2 : 1;
-    const uint units = bytes/unit, magic = 0xffffffffu/units + 1;
+// Rows as they are stored to shared memory, by all threads; they are there behind wait_staged and a barrier, each of them
+// `by.shift` bytes behind its place.
+static __device__ __forceinline__ void stage(const uint8_t * rows, uint64_t step, row_units by, uint bytes, uint count, uint raw_step, uint8_t * raw) {
+    const uint unit = by.unit, units = (by.shift + bytes + unit - 1)/unit, magic = 0xffffffffu/units + 1;
     for (uint i = threadIdx.x; i < count*units; i += blockDim.x) {
         const uint cell = units == 1 ? i : __umulhi(i, magic), at = (i - cell*units)*unit;
-        const uint8_t * from = rows + cell*step + at;
+        const uint8_t * from = rows - by.shift + cell*step + at;
         uint8_t * to = raw + cell*raw_step + at;
 #if __CUDA_ARCH__ >= 800
         const uint address = (uint) __cvta_generic_to_shared(to);
@@ -145,29 +160,50 @@ static __device__ __forceinline__ uint place_of(uint cell) {
     return cell % 16/2*8 + cell/16*2 + cell % 2;
 }
 
+// Do words begin there? Else at even addresses.
+static __device__ __forceinline__ bool is_whole(const uint8_t * at) {
+    return (uintptr_t) at % 4 == 0;
+}
+
+static __device__ __forceinline__ uint word_at(const uint8_t * at, bool whole) {
+    if (whole) {
+        return *(const uint *) at;
+    }
+    return *(const uint16_t *) at | (uint) *(const uint16_t *) (at + 2) << 16;
+}
+
+// Both scales of a chunk, bytes, as halves; then one of them, twice.
+static __device__ __forceinline__ uint both_halves(uint both) {
+    return halves_of_scales<0>((both & 0xff) | (both & 0xff00) << 8);
+}
+
+static __device__ __forceinline__ uint twice(uint halves, uint which) {
+    return prmt(halves, 0, which ? 0x3232 : 0x1010);
+}
+
 // `unpack` of 4-bit rows in shared memory: a word of codes is four values of one scale and four of the next.
 template <bool VALUES, bool PLACED> static __device__ __forceinline__ void unpack_4_bit(
         const uint8_t * raw, uint step, uint size, uint first, uint width, uint count, const uint * live, const uint * pairs, __half * tile, float * scales) {
     const uint words = width/8, word = threadIdx.x % words, c = word/8, j = word % 8*4;
+    const bool whole = is_whole(raw + size/32);
 #pragma unroll 4
     for (uint cell = threadIdx.x/words; cell < CELLS; cell += blockDim.x/words) {
         const bool there = live ? (live[cell/32] >> cell % 32 & 1) != 0 : cell < count;
         const uint8_t * row = raw + cell*step;
-        const uint both = there ? *(const uint *) (row + (first/64 + c)*4) : 0;
-        const uint codes = there ? *(const uint *) (row + size/16 + first/2 + 4*word) : 0;
+        const uint both = there ? *(const uint16_t *) (row + first/32 + 2*c) : 0;
+        const uint codes = there ? word_at(row + size/32 + first/2 + 4*word, whole) : 0;
         const uint low = codes & 0x0f0f0f0f, high = codes >> 4 & 0x0f0f0f0f, l = low | low >> 4, h = high | high >> 4;
         uint x[4] = { pairs[l & 0xff], pairs[l >> 16 & 0xff], pairs[h & 0xff], pairs[h >> 16 & 0xff] };
-        const uint s0 = (both & 0x7c00) != 0x7c00 ? both & 0xffff : 0, s1 = (both & 0x7c000000) != 0x7c000000 ? both >> 16 : 0;
         if (VALUES) {
-            x[0] = times(x[0], s0*0x10001);
-            x[1] = times(x[1], s0*0x10001);
-            x[2] = times(x[2], s1*0x10001);
-            x[3] = times(x[3], s1*0x10001);
+            const uint halves = both_halves(both);
+            x[0] = times(x[0], twice(halves, 0));
+            x[1] = times(x[1], twice(halves, 0));
+            x[2] = times(x[2], twice(halves, 1));
+            x[3] = times(x[3], twice(halves, 1));
         } else if (j == 0) {
-            const float a = __half2float(__ushort_as_half((unsigned short) s0))/KV_SRFT_UNIT, b = __half2float(__ushort_as_half((unsigned short) s1))/KV_SRFT_UNIT;
             float * to = scales + 4*c*K_ROWS + (PLACED ? place_of(cell) : cell);
-            to[0] = to[K_ROWS] = a;
-            to[2*K_ROWS] = to[3*K_ROWS] = b;
+            to[0] = to[K_ROWS] = kv_srft_scale(both)*kv_srft_unit(4);
+            to[2*K_ROWS] = to[3*K_ROWS] = kv_srft_scale(both >> 8)*kv_srft_unit(4);
         }
         __half * to = tile + (PLACED ? place_of(cell) : cell)*TILE_STEP + 64*c + j;
         *(uint2 *) to        = make_uint2(x[0], x[1]);
@@ -175,24 +211,16 @@ template <bool VALUES, bool PLACED> static __device__ __forceinline__ void unpac
     }
 }
 
-// A stored scale, zero for one that is not finite.
-static __device__ __forceinline__ uint finite_scale(uint stored) {
-    return (stored & 0x7c00) != 0x7c00 ? stored & 0xffff : 0;
-}
-
-static __device__ __forceinline__ float scale_of(uint stored) {
-    return __half2float(__ushort_as_half((unsigned short) stored))/KV_SRFT_UNIT;
-}
-
 // `unpack` of whole rows of 8 bits, at the places of their cells: a word is four values.
 template <bool VALUES> static __device__ __forceinline__ void unpack_8_bit(const uint8_t * raw, uint step, uint size, uint count, __half * tile, float * scales) {
     const uint words = size/4, word = threadIdx.x % words;
+    const bool whole = is_whole(raw + size/16);
 #pragma unroll 4
     for (uint cell = threadIdx.x/words; cell < CELLS; cell += blockDim.x/words) {
         const uint8_t * row = raw + cell*step;
         const bool there = cell < count;
-        const uint codes = (there ? *(const uint *) (row + size/16 + 4*word) : 0) ^ 0x80808080;
-        const uint stored = there ? finite_scale(*(const uint16_t *) (row + word/8*2)) : 0;
+        const uint codes = (there ? word_at(row + size/16 + 4*word, whole) : 0) ^ 0x80808080;
+        const uint found = there ? *(const uint16_t *) (row + word/8*2) : 0, stored = (found & 0x7c00) != 0x7c00 ? found : 0;
         uint x = halves_of_bytes(codes, 0), y = halves_of_bytes(codes, 1);
         if (VALUES) {
             constexpr uint UNIT = 0x20002000; // 1/128
@@ -200,7 +228,7 @@ template <bool VALUES> static __device__ __forceinline__ void unpack_8_bit(const
             y = times(times(y, UNIT), stored*0x10001);
         } else if (word % 8 == 0) {
             float * to = scales + word/8*2*K_ROWS + place_of(cell);
-            to[0] = to[K_ROWS] = scale_of(stored);
+            to[0] = to[K_ROWS] = __half2float(__ushort_as_half((unsigned short) stored))/KV_SRFT_UNIT;
         }
         *(uint2 *) (tile + place_of(cell)*TILE_STEP + 4*word) = make_uint2(x, y);
     }
@@ -209,17 +237,19 @@ template <bool VALUES> static __device__ __forceinline__ void unpack_8_bit(const
 // The same of 3 or 2 bits: a word is 16 values, and lanes take cells that do not meet in a bank of the tile.
 template <uint BITS, bool VALUES> static __device__ __forceinline__ void unpack_few_bits(const uint8_t * raw, uint step, uint size, uint count, __half * tile, float * scales) {
     const uint chunks = size/64, t = threadIdx.x % 4, c = threadIdx.x/16 % chunks;
+    const bool whole = is_whole(raw + size/32);
     constexpr byte_table low = half_bytes<BITS, 0, VALUES ? -7 : 0>(), high = half_bytes<BITS, 8, VALUES ? -7 : 0>();
 #pragma unroll 2
     for (uint n = threadIdx.x/16/chunks; n < 16; n += blockDim.x/16/chunks) {
         const uint cell = threadIdx.x/4 % 4*16 + n, place = place_of(cell);
-        const uint8_t * row = raw + cell*step, * codes = row + size/16 + 8*BITS*c;
+        const uint8_t * row = raw + cell*step, * codes = row + size/32 + 8*BITS*c;
         const bool there = cell < count;
-        const uint both = there ? *(const uint *) (row + 4*c) : 0, word = there ? *(const uint *) (codes + 4*t) : 0;
+        const uint both = there ? *(const uint16_t *) (row + 2*c) : 0, word = there ? word_at(codes + 4*t, whole) : 0;
+        const uint halves = VALUES ? both_halves(both) : 0;
         __half * to = tile + place*TILE_STEP + 64*c + 4*t;
 #pragma unroll
         for (uint group = 0; group < 2; ++group) {
-            const uint upper = BITS == 3 && there ? *(const uint *) (codes + 16 + 4*group) : 0, stored = finite_scale(both >> 16*group);
+            const uint upper = BITS == 3 && there ? word_at(codes + 16 + 4*group, whole) : 0;
             const uint selectors = selectors_of<BITS>(word, group, upper, t);
             uint x[4]; // values 0, 1 | 16, 17 | 2, 3 | 18, 19
 #pragma unroll
@@ -231,11 +261,11 @@ template <uint BITS, bool VALUES> static __device__ __forceinline__ void unpack_
             if (VALUES) {
 #pragma unroll
                 for (uint i = 0; i < 4; ++i) {
-                    x[i] = times(x[i], stored*0x10001);
+                    x[i] = times(x[i], twice(halves, group));
                 }
             } else if (t == 0) {
                 float * scale = scales + (4*c + 2*group)*K_ROWS + place;
-                scale[0] = scale[K_ROWS] = scale_of(stored);
+                scale[0] = scale[K_ROWS] = kv_srft_scale(both >> 8*group)*kv_srft_unit(BITS);
             }
             *(uint2 *) (to + 32*group)      = make_uint2(x[0], x[2]);
             *(uint2 *) (to + 32*group + 16) = make_uint2(x[1], x[3]);
@@ -249,7 +279,7 @@ static __device__ __forceinline__ uint2 four_halves(const float (&x)[4]) {
 }
 
 // Values first .. first + width of the cells of a tile, by all threads: as halves with a scale for 16 of them, or (VALUES) as
-// halves that have their scale in them; of the first `count` cells, or of those that `live` has a bit for.
+// halves that have their scale in them, but for value_unit; of the first `count` cells, or of those that `live` has a bit for.
 template <bool VALUES, bool PLACED> static __device__ __noinline__ void unpack(
         const uint8_t * rows, uint64_t step, uint kind, uint size, uint first, uint width, uint count, const uint * live,
         const float * levels, __half * tile, float * scales) {
@@ -277,6 +307,7 @@ template <bool VALUES, bool PLACED> static __device__ __noinline__ void unpack(
             continue;
         }
         if (VALUES) {
+            scale /= value_unit(kind);
             for (uint n = 0; n < 4; ++n) {
                 x[n] = fminf(fmaxf(x[n]*scale, -65504.0f), 65504.0f);
             }

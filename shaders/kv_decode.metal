@@ -177,7 +177,7 @@ kernel void kv_attn_decode(
             kv_scores(keys + cell*args.k_nb[0], FC_attn_k_kind, k_size, q, used, k_levels, s);
         }
         if (is_delta) {
-            const uint stored = cell < end ? kv_delta_kind(keys + cell*args.k_nb[0]) : KV_DELTA_EMPTY;
+            const uint stored = cell < end ? kv_delta_kind(keys + cell*args.k_nb[0], FC_attn_k_kind, k_size) : KV_DELTA_EMPTY;
             const kv_delta_chain chain = kv_delta_chain_of(stored, half_of == 0, written, lane);
             for (uint r = 0; r < used; ++r) {
                 if (half_of == 0) {

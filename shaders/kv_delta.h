@@ -2,8 +2,8 @@
 // expect.
 //
 //     u_t = d_t + RHO u_(t-1)    a chained row         row = srft row of d | its share of m: f16 x slots
-//     u_t = d_t                  a restart row         kind: bit 0 of scale 1, bit 0 of scale 0:
-//     u_t = d_t - m              a row alone                 00 empty   10 restart   11 chained   01 alone
+//     u_t = d_t                  a restart row         kind: bits 0 and 1 of the row's first slot
+//     u_t = d_t - m              a row alone           I-frame: bit 2 of the first slot of the group's first row
 //
 // with u = key - m in the rotated domain. So with w_t = q.d_t + RHO w_(t-1) the score of a cell is q.m + w_t, and over 32
 // cells, one in each lane, the recursion is a scan of five shuffles.
@@ -20,10 +20,16 @@ using namespace metal;
 // An I-frame with a value beyond this is not used.
 #define KV_DELTA_LIMIT 4096.0f
 
+// What a row is, in the lowest bits of its first slot.
+#define KV_DELTA_KIND 3
 #define KV_DELTA_EMPTY 0
 #define KV_DELTA_ALONE 1
 #define KV_DELTA_RESTART 2
 #define KV_DELTA_CHAINED 3
+// In the first slot of a group's first row: there is an I-frame.
+#define KV_DELTA_FRAMED 4
+// The bits of a slot that are not part of m.
+#define KV_DELTA_FLAGS 7
 
 // Values of the I-frame that a row carries.
 static inline uint kv_delta_slots(uint size) {
@@ -32,24 +38,43 @@ static inline uint kv_delta_slots(uint size) {
 
 // Where they begin.
 static inline uint kv_delta_share(uint kind, uint size) {
-    return kv_srft_scale_bytes(size) + size*kv_code_bits(kind)/8;
+    const uint bits = kv_code_bits(kind);
+    return kv_srft_scale_bytes(bits, size) + size*bits/8;
+}
+
+// The slot of a row that holds its flags.
+static inline ushort kv_delta_first_slot(device const uchar * row, uint kind, uint size) {
+    return *(device const ushort *) (row + kv_delta_share(kind, size));
 }
 
 // What a row says it is.
-static inline uint kv_delta_kind(device const uchar * row) {
-    device const ushort * scales = (device const ushort *) row;
-    return (scales[1] & 1) << 1 | (scales[0] & 1);
+static inline uint kv_delta_kind(device const uchar * row, uint kind, uint size) {
+    return kv_delta_first_slot(row, kind, size) & KV_DELTA_KIND;
 }
 
-// Value i of the I-frame of a group of `rows` rows, `step` bytes apart. Any bytes give something finite.
+// Is there an I-frame in the group that begins with this row?
+static inline bool kv_delta_framed(device const uchar * group, uint kind, uint size) {
+    return (kv_delta_first_slot(group, kind, size) & KV_DELTA_FRAMED) != 0;
+}
+
+// The value of a slot. Any bits give something finite.
+static inline float kv_delta_value(ushort slot) {
+    const ushort bits = slot & ~KV_DELTA_FLAGS;
+    return (bits & 0x7c00) != 0x7c00 ? (float) as_type<half>(bits) : 0.0f;
+}
+
+// A value as a slot without flags: to the nearest.
+static inline ushort kv_delta_slot(float value) {
+    return (as_type<ushort>((half) value) + (KV_DELTA_FLAGS + 1)/2) & ~KV_DELTA_FLAGS;
+}
+
+// Value i of the I-frame of a group of `rows` rows, `step` bytes apart.
 static inline float kv_delta_frame(device const uchar * group, ulong step, uint kind, uint size, uint rows, uint i) {
-    const uint share = kv_delta_share(kind, size), slots = kv_delta_slots(size), row = i/slots;
-    const bool framed = (*(device const ushort *) (group + share) & 1) != 0;
-    if (!framed || row >= rows) {
+    const uint slots = kv_delta_slots(size), row = i/slots;
+    if (row >= rows || !kv_delta_framed(group, kind, size)) {
         return 0.0f;
     }
-    const ushort stored = ((device const ushort *) (group + row*step + share))[i % slots];
-    return (stored & 0x7c00) != 0x7c00 ? (float) as_type<half>(stored) : 0.0f;
+    return kv_delta_value(((device const ushort *) (group + row*step + kv_delta_share(kind, size)))[i % slots]);
 }
 
 // q.m, by a simdgroup.

@@ -175,9 +175,9 @@ kernel void kv_attn_prefill(
         kv_delta_chain chain;
         if (is_delta) {
             device const uchar * row = keys + (cell + lane)*args.k_nb[0];
-            const uint stored = lane < count ? kv_delta_kind(row) : KV_DELTA_EMPTY;
+            const uint stored = lane < count ? kv_delta_kind(row, FC_attn_k_kind, k_size) : KV_DELTA_EMPTY;
             const bool begins = cell % KV_DELTA_CELLS == 0;
-            const bool written = !begins && kv_delta_kind(keys + (cell - 1)*args.k_nb[0]) != KV_DELTA_EMPTY;
+            const bool written = !begins && kv_delta_kind(row - (lane + 1)*args.k_nb[0], FC_attn_k_kind, k_size) != KV_DELTA_EMPTY;
             chain = kv_delta_chain_of(stored, begins, written, lane);
         }
         for (uint r = simdgroup; r < rows; r += KV_PREFILL_SIMDGROUPS) {

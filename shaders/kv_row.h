@@ -48,7 +48,7 @@ static inline uint kv_row_bytes(uint kind, uint size) {
     if (kv_has_signs(kind)) {
         return kv_sign_offset(kind, size) + size/8;
     }
-    const uint levels = kv_srft_scale_bytes(size) + size*kv_code_bits(kind)/8;
+    const uint bits = kv_code_bits(kind), levels = kv_srft_scale_bytes(bits, size) + size*bits/8;
     return KV_KIND_IS_DELTA(kind) ? levels + (size + 63)/64*2 : levels;
 }
 
@@ -73,7 +73,7 @@ static inline kv_chunk kv_row_chunk(device const uchar * row, uint kind, uint si
         chunk.start = place.x;
         chunk.count = place.y;
         chunk.parts = bits == 8 ? 1 : bits == 4 ? 2 : 4;
-        chunk.codes = row + (KV_KIND_IS_TURBO(kind) ? KV_TURBO_NORM_BYTES : kv_srft_scale_bytes(size)) + place.x*bits/8;
+        chunk.codes = row + (KV_KIND_IS_TURBO(kind) ? KV_TURBO_NORM_BYTES : kv_srft_scale_bytes(bits, size)) + place.x*bits/8;
     } else {
         const bool is_q8 = kind == KV_KIND_Q8_0;
         chunk.start = i/32*32;
@@ -90,7 +90,8 @@ static inline float kv_row_scale(device const uchar * row, uint kind, uint size,
         return kv_norm(row, 0);
     }
     if (!kv_is_plain(kind)) {
-        return kv_norm(row, i/kv_srft_group(size))/KV_SRFT_UNIT;
+        const uint group = i/kv_srft_group(size);
+        return (kind == KV_KIND_SRFT8 ? kv_norm(row, group) : kv_srft_scale(row[group]))*kv_srft_unit(kv_code_bits(kind));
     }
     return (float) *(device const half *) (row + i/32*(kind == KV_KIND_Q8_0 ? 34 : 18));
 }
@@ -193,10 +194,14 @@ static inline void kv_row_encode(threadgroup float * y, uint kind, uint size, ui
         kv_polar_encode(y, kv_polar_bits(kind), size, lane, row);
     } else if (KV_KIND_IS_TURBO(kind)) {
         kv_turbo_encode(y, (threadgroup uchar *) (y + size), kind, size, lane, row);
+    } else if (kind == KV_KIND_SRFT8) {
+        kv_srft_encode(y, 8, size, lane, row); // constants, where `kind` is none
     } else if (kind == KV_KIND_SRFT4) {
-        kv_srft_encode(y, 4, size, 0, lane, row); // a constant, where `kind` is none
+        kv_srft_encode(y, 4, size, lane, row);
+    } else if (kind == KV_KIND_SRFT3) {
+        kv_srft_encode(y, 3, size, lane, row);
     } else {
-        kv_srft_encode(y, kv_code_bits(kind), size, 0, lane, row);
+        kv_srft_encode(y, 2, size, lane, row);
     }
 }
 

@@ -128,23 +128,32 @@ static inline void kv_store_floats(threadgroup const float * y, ulong step, uint
     }
 }
 
+// What a row of a group says it is.
+static inline uint kv_kind_of(device const uchar * row) {
+    return kv_delta_kind(row, FC_rows_kind, FC_rows_size);
+}
+
+// Has row t of a group a row before it that it is chained to?
+static inline bool kv_chained(device const uchar * group_row, ulong step, uint t) {
+    return t > 0 && kv_kind_of(group_row + t*step) == KV_DELTA_CHAINED && kv_kind_of(group_row + (t - 1)*step) != KV_DELTA_EMPTY;
+}
+
 // What a row of a group stands for, in the rotated domain: from the last row before it that is not chained.
 static inline void kv_delta_key(
         device const uchar * group_row, ulong step, uint rows, uint row, threadgroup const float * levels, uint lane,
         threadgroup float * y) {
     const uint size = FC_rows_size, kind = FC_rows_kind;
     uint first = row;
-    while (first > 0 && kv_delta_kind(group_row + first*step) == KV_DELTA_CHAINED &&
-           kv_delta_kind(group_row + (first - 1)*step) != KV_DELTA_EMPTY) {
+    while (kv_chained(group_row, step, first)) {
         --first;
     }
-    const bool empty = kv_delta_kind(group_row + row*step) == KV_DELTA_EMPTY;
+    const bool empty = kv_kind_of(group_row + row*step) == KV_DELTA_EMPTY;
     for (uint i = lane; i < size; i += 32) {
         const float m = kv_delta_frame(group_row, step, kind, size, rows, i);
         float u = 0.0f;
         for (uint t = first; t <= row; ++t) {
             const float d = kv_row_value(group_row + t*step, kind, size, i, levels);
-            const bool alone = kv_delta_kind(group_row + t*step) == KV_DELTA_ALONE;
+            const bool alone = kv_kind_of(group_row + t*step) == KV_DELTA_ALONE;
             u = t > first ? fma(u, KV_DELTA_RHO, d) : alone ? d - m : d;
         }
         y[i] = empty ? 0.0f : m + u;
@@ -214,17 +223,11 @@ struct kv_writer {
     int at;    // the row whose deviation is in u, -1 for none
 };
 
-// Has row t of a group a row before it that it is chained to?
-static inline bool kv_writer_chained(device const uchar * group_row, ulong step, uint t) {
-    return t > 0 && kv_delta_kind(group_row + t*step) == KV_DELTA_CHAINED &&
-           kv_delta_kind(group_row + (t - 1)*step) != KV_DELTA_EMPTY;
-}
-
 // u becomes the deviation of row t, from that of row t - 1.
 static inline void kv_writer_step(
         kv_writer w, uint t, threadgroup const float * m, threadgroup const float * levels, uint lane, threadgroup float * u) {
     device const uchar * row = w.group_row + t*w.step;
-    const bool chained = kv_writer_chained(w.group_row, w.step, t), alone = kv_delta_kind(row) == KV_DELTA_ALONE;
+    const bool chained = kv_chained(w.group_row, w.step, t), alone = kv_kind_of(row) == KV_DELTA_ALONE;
     for (uint i = lane; i < (uint) FC_rows_size; i += 32) {
         const float d = kv_row_value(row, FC_rows_kind, FC_rows_size, i, levels);
         u[i] = chained ? fma(u[i], KV_DELTA_RHO, d) : alone ? d - m[i] : d;
@@ -238,7 +241,7 @@ static inline kv_writer kv_writer_go_to(
         return w;
     }
     uint first = t;
-    while (w.at + 1 != (int) first && kv_writer_chained(w.group_row, w.step, first)) {
+    while (w.at + 1 != (int) first && kv_chained(w.group_row, w.step, first)) {
         --first;
     }
     for (uint row = first; row <= t; ++row) {
@@ -273,7 +276,12 @@ static inline void kv_writer_encode(
                   : kind == KV_DELTA_RESTART ? from_m
                                              : key[i];
     }
-    kv_srft_encode(work, kv_code_bits(FC_rows_kind), size, kind, lane, w.group_row + t*w.step);
+    device uchar * row = w.group_row + t*w.step;
+    kv_srft_encode(work, kv_code_bits(FC_rows_kind), size, lane, row);
+    if (lane == 0) {
+        device ushort * slot = (device ushort *) (row + kv_delta_share(FC_rows_kind, size));
+        *slot = (*slot & ~KV_DELTA_KIND) | kind;
+    }
     // The row is read again, by other lanes, and so is the memory of its codes written.
     simdgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
 }
@@ -284,7 +292,7 @@ static inline kv_writer kv_writer_found(
     const uint size = FC_rows_size, kind = FC_rows_kind;
     bool taken = false;
     for (uint t = lane; t < w.rows; t += 32) {
-        taken = taken || kv_delta_kind(w.group_row + t*w.step) != KV_DELTA_EMPTY;
+        taken = taken || kv_kind_of(w.group_row + t*w.step) != KV_DELTA_EMPTY;
     }
     taken = simd_any(taken);
     bool beyond = false;
@@ -295,16 +303,15 @@ static inline kv_writer kv_writer_found(
     beyond = simd_any(beyond);
     const uint share = kv_delta_share(kind, size), slots = kv_delta_slots(size);
     for (uint i = lane; i < max(size, w.rows*slots); i += 32) {
-        ushort stored = i < size && !beyond ? as_type<ushort>((half) m[i]) : (ushort) 0;
-        if (i == 0) {
-            stored |= 1;
-        }
+        const ushort stored = i < size && !beyond ? kv_delta_slot(m[i]) : (ushort) 0;
         const bool kept = i < w.rows*slots;
         if (kept) {
-            ((device ushort *) (w.group_row + i/slots*w.step + share))[i % slots] = stored;
+            device ushort * slot = (device ushort *) (w.group_row + i/slots*w.step + share) + i % slots;
+            const ushort flags = i % slots == 0 ? *slot & KV_DELTA_KIND : 0;
+            *slot = stored | flags | (i == 0 ? KV_DELTA_FRAMED : 0);
         }
         if (i < size) {
-            m[i] = kept && (stored & 0x7c00) != 0x7c00 ? (float) as_type<half>(stored) : 0.0f;
+            m[i] = kept ? kv_delta_value(stored) : 0.0f;
         }
     }
     // Other lanes look for the I-frame; a shuffle stands between, but orders no memory.
@@ -348,7 +355,7 @@ kernel void kv_set_groups(
                 key[i] = kv_clean(x);
             }
             // A key of zeros leaves an empty cell alone: it reads as zeros already.
-            if (simd_all(zero) && kv_delta_kind(target) == KV_DELTA_EMPTY) {
+            if (simd_all(zero) && kv_kind_of(target) == KV_DELTA_EMPTY) {
                 continue;
             }
             kv_rotate_from(key, size, KV_SIGNS_ROTATION, 1.0f, lane, key);
@@ -362,12 +369,12 @@ kernel void kv_set_groups(
                     m[i] = kv_delta_frame(group_row, w.step, kind, size, w.rows, i);
                 }
             }
-            if ((*(device const ushort *) (group_row + kv_delta_share(kind, size)) & 1) == 0) {
+            if (!kv_delta_framed(group_row, kind, size)) {
                 w = kv_writer_found(w, key, lane, m);
             }
             // The row behind, if it is chained to what is overwritten, is kept as the key that it stands for.
-            const bool has_before = t > 0 && kv_delta_kind(target - w.step) != KV_DELTA_EMPTY;
-            const bool has_after = t + 1 < w.rows && kv_delta_kind(target + w.step) == KV_DELTA_CHAINED;
+            const bool has_before = t > 0 && kv_kind_of(target - w.step) != KV_DELTA_EMPTY;
+            const bool has_after = t + 1 < w.rows && kv_kind_of(target + w.step) == KV_DELTA_CHAINED;
             if (has_after) {
                 w = kv_writer_go_to(w, t + 1, m, levels, lane, u);
                 for (uint i = lane; i < size; i += 32) {

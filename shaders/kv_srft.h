@@ -1,11 +1,11 @@
 // srft8, srft4, srft3, srft2: the row format of ggml-ext/src/codec/srft.rs.
 //
-//     row    = scales: f16 x groups | codes of chunk 0 | codes of chunk 1 | ...
+//     row    = scales: a byte for each group, padded to an even number, or (8 bits) f16 x groups | codes of chunk 0 | ...
 //     chunks = 64 values while 64 remain, then 32, then 16
 //
-// A code is an index into a table of levels and decodes to level * scale / 128. Tables, search and refit are the
-// definition's; sums run over lanes in another order, so a code may differ where a value lies within float rounding of
-// the middle between two levels.
+// A code is an index into a table of levels and decodes to level * scale * unit. Tables and search are the definition's;
+// sums run over lanes in another order, so a scale may differ where two fit a group equally well, and a code where a value
+// lies within float rounding of the middle between two levels.
 
 #pragma once
 
@@ -14,16 +14,22 @@
 #include <metal_stdlib>
 using namespace metal;
 
+// Stored scales are relative to this.
 #define KV_SRFT_UNIT 128.0f
+// Fitting shrinks values by this part on average: they are read so much larger.
+#define KV_SRFT_KAPPA_4 1.0062f
+#define KV_SRFT_KAPPA_3 1.0251f
+#define KV_SRFT_KAPPA_2 1.1079f
 
 constant float kv_levels_4[16] = { -127.0f, -98.0f, -78.0f, -61.0f, -46.0f, -32.0f, -19.0f, -7.0f,
                                    6.0f,    18.0f,  31.0f,  44.0f,  57.0f,  72.0f,  90.0f,  112.0f };
 constant float kv_levels_3[8] = { -127.0f, -77.0f, -44.0f, -17.0f, 8.0f, 34.0f, 63.0f, 101.0f };
 constant float kv_levels_2[4] = { -127.0f, -44.0f, 18.0f, 88.0f };
-// Scales that are tried, relative to the one that maps the largest value to the first level.
-constant float kv_search_4[5] = { 0.85f, 0.9175f, 0.985f, 1.0525f, 1.12f };
-constant float kv_search_3[5] = { 0.75f, 0.85f, 0.95f, 1.05f, 1.15f };
-constant float kv_search_2[5] = { 0.6f, 0.75f, 0.9f, 1.05f, 1.2f };
+// Scales that are tried, in steps of their code from the one that maps the largest value to the first level, and from the one
+// that maps it to the last.
+constant int kv_search_4[2][3] = { { -1, 0, 1 }, { -1, 0, 1 } };
+constant int kv_search_3[2][4] = { { -2, -1, 0, 1 }, { -3, -2, -1, 0 } };
+constant int kv_search_2[2][4] = { { -5, -3, -2, -1 }, { -7, -6, -5, -4 } };
 
 // Bits of a code in a row of levels: srft's, delta's differences, turbo's first stage.
 static inline uint kv_code_bits(uint kind) {
@@ -45,8 +51,22 @@ static inline uint kv_srft_group(uint size) {
     return size % 32 == 0 ? 32 : 16;
 }
 
-static inline uint kv_srft_scale_bytes(uint size) {
-    return size/kv_srft_group(size)*2;
+// Bytes of the scales of a row, which come first.
+static inline uint kv_srft_scale_bytes(uint bits, uint size) {
+    const uint groups = size/kv_srft_group(size);
+    return bits == 8 ? 2*groups : (groups + 1)/2*2;
+}
+
+// What a level times its scale is multiplied by.
+static inline float kv_srft_unit(uint bits) {
+    const float kappa = bits == 8 ? 1.0f : bits == 4 ? KV_SRFT_KAPPA_4 : bits == 3 ? KV_SRFT_KAPPA_3 : KV_SRFT_KAPPA_2;
+    return kappa/KV_SRFT_UNIT;
+}
+
+// The scale of a byte: 0, or (1 + (c & 7)/8) * 2^((c >> 3) - 7) for c in the lower seven bits, negative where the upper is set.
+static inline float kv_srft_scale(uint code) {
+    const uint c = code & 127;
+    return c == 0 ? 0.0f : as_type<float>(((c << 20) + (120u << 23)) | (code & 128) << 24);
 }
 
 // The chunk of value i: its first value and how many it has.
@@ -114,18 +134,24 @@ static inline uint kv_nearest(constant float * levels, uint count, float y) {
     return code;
 }
 
-// A scale as it is stored: flags in bit 0 of the first two, where there are any.
-static inline ushort kv_srft_stored(float scale, uint group, uint flags) {
-    const ushort stored = as_type<ushort>((half) clamp(scale*KV_SRFT_UNIT, -65504.0f, 65504.0f));
-    if (flags == 0 || group > 1) {
-        return stored;
-    }
-    return (stored & 0xfffe) | (flags >> group & 1);
+// Scales that are tried for each end of the table.
+static inline uint kv_srft_tries(uint bits) {
+    return bits == 4 ? 3 : 4;
 }
 
-// A rotated row, in the simdgroup's own threadgroup memory, to its bytes. The memory is used up. `flags` are bit 0 of scales 0
-// and 1; zero for rows that have none.
-static inline void kv_srft_encode(threadgroup float * y, uint bits, uint size, uint flags, uint lane, device uchar * row) {
+// The code of scale number `which` of those that are tried for a group with this largest value, sign included: `last` where it is
+// to go towards the last level, else towards the first.
+static inline uint kv_srft_try(float largest, uint bits, bool last, uint which) {
+    const auto levels = kv_srft_levels(bits);
+    const float end = last ? levels[(1u << bits) - 1] : -levels[0];
+    const uint base = as_type<uint>(fabs(largest)*KV_SRFT_UNIT/end);
+    const int offset = bits == 4 ? kv_search_4[last][which] : bits == 3 ? kv_search_3[last][which] : kv_search_2[last][which];
+    const int code = clamp((int) (base >> 20) - (120 << 3) + offset, 1, 127);
+    return (uint) code | ((largest < 0.0f) == last ? 128u : 0u);
+}
+
+// A rotated row, in the simdgroup's own threadgroup memory, to its bytes. The memory is used up.
+static inline void kv_srft_encode(threadgroup float * y, uint bits, uint size, uint lane, device uchar * row) {
 #pragma METAL fp math_mode(safe)
     simdgroup_barrier(mem_flags::mem_threadgroup);
     const uint group = kv_srft_group(size);
@@ -143,58 +169,59 @@ static inline void kv_srft_encode(threadgroup float * y, uint bits, uint size, u
     // Everybody has read; the memory can take the codes.
     simdgroup_barrier(mem_flags::mem_threadgroup);
     threadgroup uchar * codes = (threadgroup uchar *) y;
-    float scale = 0.0f;
-    const bool empty = max(ends.x, ends.y) < 1e-9f;
+    const bool first_lane = mine && first_value % group == 0;
     if (bits == 8) {
         const float largest = max(ends.x, ends.y);
+        const bool empty = largest < 1e-9f;
         const float inverse = 127.0f/largest;
         for (uint i = 0; i < count; ++i) {
             if (mine) {
                 codes[first_value + i] = empty ? (uchar) 0 : (uchar) (int) rint(x[i]*inverse);
             }
         }
-        scale = largest/127.0f;
+        if (first_lane) {
+            const float scale = empty ? 0.0f : largest/127.0f*KV_SRFT_UNIT;
+            ((device ushort *) row)[first_value/group] = as_type<ushort>((half) min(scale, 65504.0f));
+        }
     } else {
         const auto levels = kv_srft_levels(bits);
-        const auto search = bits == 4 ? kv_search_4 : bits == 3 ? kv_search_3 : kv_search_2;
         const uint level_count = 1u << bits;
-        // The largest value, sign included, goes to the first level.
         const float largest = ends.y > ends.x ? -ends.y : ends.x;
-        const float first = largest/levels[0];
-        float best = first, gain = -1.0f;
-        for (uint s = 0; s < 5; ++s) {
-            const float inverse = 1.0f/(first*search[s]);
+        // The squared error is sum(x^2) - gain.
+        uint best = 0;
+        float gain = 0.0f;
+        for (uint n = 0; n < 2*kv_srft_tries(bits); ++n) {
+            const bool last = n >= kv_srft_tries(bits);
+            const uint code = kv_srft_try(largest, bits, last, last ? n - kv_srft_tries(bits) : n);
+            const float scale = kv_srft_scale(code)/KV_SRFT_UNIT, inverse = 1.0f/scale;
             float2 sums = float2(0.0f);
             for (uint i = 0; i < count; ++i) {
                 const float q = levels[kv_nearest(levels, level_count, x[i]*inverse)];
                 sums = fma(float2(x[i], q), float2(q), sums);
             }
             sums = kv_group_sum(sums, lanes);
-            // The squared error is sum(x^2) - sum(x q)^2 / sum(q^2).
-            const float g = sums.x*sums.x/sums.y;
+            const float g = scale*(2.0f*sums.x - scale*sums.y);
             if (g > gain) {
                 gain = g;
-                best = sums.x/sums.y;
+                best = code;
             }
         }
-        const float inverse = 1.0f/best;
-        float2 sums = float2(0.0f);
+        const float inverse = best == 0 ? 0.0f : KV_SRFT_UNIT/kv_srft_scale(best);
         for (uint i = 0; i < count; ++i) {
-            const uint code = kv_nearest(levels, level_count, x[i]*inverse);
-            sums = fma(float2(x[i]), float2(x[i], levels[code]), sums);
             if (mine) {
-                codes[first_value + i] = empty ? (uchar) 0 : (uchar) code;
+                codes[first_value + i] = best == 0 ? (uchar) 0 : (uchar) kv_nearest(levels, level_count, x[i]*inverse);
             }
         }
-        sums = kv_group_sum(sums, lanes);
-        // Without bias: sum(x^2) / sum(x q).
-        scale = sums.x/sums.y;
-    }
-    if (mine && first_value % group == 0) {
-        ((device ushort *) row)[first_value/group] = kv_srft_stored(empty ? 0.0f : scale, first_value/group, flags);
+        if (first_lane) {
+            row[first_value/group] = (uchar) best;
+        }
+        const uint groups = size/group;
+        if (lane == 0 && groups % 2 != 0) {
+            row[groups] = 0;
+        }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    device uchar * body = row + kv_srft_scale_bytes(size);
+    device uchar * body = row + kv_srft_scale_bytes(bits, size);
     for (uint b = lane; b < size*bits/8; b += 32) {
         body[b] = kv_srft_packed(codes, bits, size, b);
     }

@@ -179,8 +179,31 @@ void long_ones() {
             c.shape.n_stream = 2;
             run(c);
             run(with_recent(c, turn++));
-            run(make_case(k, v, d, 100, 700));
-            run(with_recent(make_case(k, v, d, 100, 700), turn++));
+            c = make_case(k, v, d, 100, 700);
+            run(c);
+            run(with_recent(c, turn++));
+            // heads of other alignments
+            c.shape.n_head    = 9;
+            c.shape.n_head_kv = 3;
+            run(c);
+        }
+    }
+}
+
+// Scales of all sizes, and groups without one.
+void quiet_and_loud() {
+    for (float loud : { 0.003f, 0.01f, 60.0f }) {
+        for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "srft3", "srft3" }, { "srft2", "srft2" }, { "delta4", "srft4" }, { "delta3", "srft3" } }) {
+            for (int d : { 64, 80, 128 }) {
+                for (int n_q : { 1, 17 }) {
+                    if (quick && (d + n_q) % 3 != 0) {
+                        continue;
+                    }
+                    AttentionCase c = make_case(k, v, d, n_q, 100);
+                    c.loud = loud;
+                    run(c);
+                }
+            }
         }
     }
 }
@@ -384,6 +407,7 @@ void run_gpu_cases(const GpuTest & test) {
         }
     }
     other_sizes();
+    quiet_and_loud();
     if (gpu.is_fast) {
         long_ones();
     }

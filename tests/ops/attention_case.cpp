@@ -15,6 +15,7 @@ std::string AttentionCase::name() const {
     if (sinks)                     { res += " sinks"; }
     if (mla)                       { res += " mla"; }
     if (poison)                    { res += " poison"; }
+    if (loud != 1.0f)              { res += " values x " + std::to_string(loud); }
     if (type_q != GGML_TYPE_F32)   { res += std::string(" q:") + ggml_type_name(type_q); }
     if (slots > 0)                 { res += std::string(scattered ? " scattered" : "") + " window=" + std::to_string(slots); }
     if (batch > 0)                 { res += " batch=" + std::to_string(batch); }
@@ -110,6 +111,14 @@ void AttentionRun::make_values(Rng & rng) {
     q_ = rng.normals(s.n_stream*s.n_q*s.n_head*s.dk, 1.5f);
     k_ = keys_like_real(rng, s.n_stream*s.n_kv*s.n_head_kv, s.dk);
     v_ = values_like_real(rng, s.n_stream*s.n_kv*s.n_head_kv, s.dv);
+    if (c_.loud != 1.0f) {
+        for (size_t i = 0; i < v_.size(); i++) {
+            v_[i] = i/s.dv % 5 == 3 ? 0.0f : v_[i]*c_.loud;
+        }
+        for (size_t i = 0; i < k_.size(); i++) {
+            k_[i] = i/s.dk % 5 == 2 ? 0.0f : k_[i];
+        }
+    }
     if (c_.type_q == GGML_TYPE_F16) {
         for (float & x : q_) {
             x = ggml_fp16_to_fp32(ggml_fp32_to_fp16(x));

@@ -15,6 +15,7 @@ struct AttentionCase {
     bool           sinks  = false;
     bool           mla    = false;  // V is the first dv values of K's rows
     bool           poison = false;  // NaN and inf in cells that no query sees
+    float          loud   = 1.0f;   // values are as many times as large; if it is not 1, every fifth row is zero, of K and of V
     // Precise rows of recent cells, 0 for none: slots of a window, and rows of the batch.
     int64_t        slots     = 0;
     int64_t        batch     = 0;
