@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod build_tree;
 pub mod cache;
+pub mod calibrate;
 pub mod cli;
 pub mod compare;
 pub mod cpu;

@@ -1,0 +1,51 @@
+//! Calibrations: the file that says how the keys of a model are turned before they are stored (docs/calibration.md).
+//!
+//! Any K type may have one, by `cal=FILE`. A family that needs one finds it beside the model where a spec names none.
+
+use super::{registry, Member};
+use crate::table::Family;
+use std::path::{Path, PathBuf};
+
+/// The families whose keys are stored by the shape that a calibration gives them.
+const CALIBRATED: [&str; 0] = [];
+
+fn family_needs(family: &Family) -> bool {
+    CALIBRATED.contains(&family.name)
+}
+
+/// Does a K tensor of this type need a calibration?
+pub fn needs(id: i32) -> bool {
+    Member::by_id(id).and_then(Member::family).is_some_and(family_needs)
+}
+
+/// The file that a cache type names.
+pub fn file(id: i32) -> Option<&'static str> {
+    registry::by_id(id)?.calibration.as_deref()
+}
+
+/// Where the calibration of a model is, unless it is said: `model.gguf` has `model.kv-cal.gguf`.
+pub fn beside(model: &Path) -> PathBuf {
+    model.with_extension("kv-cal.gguf")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_named_or_lies_beside_the_model() {
+        let id = |text: &str| registry::id_of(text).unwrap();
+        assert_eq!(file(id("delta4,cal=a b/c=d.gguf,recent=0")), Some("a b/c=d.gguf"));
+        assert_eq!((file(id("delta4,recent=0")), file(id("delta4")), file(-1)), (None, None, None));
+        assert_eq!(beside(Path::new("x/smol.Q4_1.gguf")), Path::new("x/smol.Q4_1.kv-cal.gguf"));
+        assert_eq!(beside(Path::new("model")), Path::new("model.kv-cal.gguf"));
+    }
+
+    #[test]
+    fn types_that_stand_alone_need_none() {
+        for text in ["f16", "srft4_64", "delta4_128", "qjl1_64"] {
+            assert!(!needs(registry::id_of(text).unwrap()), "{text}");
+        }
+        assert!(!needs(-1));
+    }
+}
