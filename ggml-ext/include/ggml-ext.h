@@ -298,6 +298,11 @@ bool ggml_ext_recent_types(int32_t type_k, int32_t type_v, int32_t *recent_k, in
 // Safety: `model` is NULL or a C string; `file` is NULL or has room for `size` bytes.
 bool ggml_ext_calibration_file(int32_t type_k, const char *model, char *file, size_t size);
 
+// The order in which the rows of a type hold the bands of calibrated keys, 32 components each: `order`, of `size`, gets the
+// band of components that is the row's first, second, … The number of bands; 0 for types without.
+// Safety: `order` has room for `size` numbers.
+size_t ggml_ext_band_order(int32_t id, int32_t *order, size_t size);
+
 // Does a K tensor of this type need a calibration?
 bool ggml_ext_needs_calibration(int32_t id);
 
@@ -489,6 +494,7 @@ bool ggml_ext_state_recode(int32_t id,
     X(ggml_ext_recent_named) \
     X(ggml_ext_recent_types) \
     X(ggml_ext_calibration_file) \
+    X(ggml_ext_band_order) \
     X(ggml_ext_needs_calibration) \
     X(ggml_ext_encode) \
     X(ggml_ext_encode_ref) \

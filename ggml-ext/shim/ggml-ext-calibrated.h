@@ -63,6 +63,7 @@ class ggml_ext_calibrated {
             throw std::runtime_error("calibration " + path + ": layer " + std::to_string(il) + " has " + std::to_string(it->second.heads) + " heads of " +
                                      std::to_string(it->second.size) + ", this model has " + std::to_string(n_head) + " of " + std::to_string(size) + ": " + command());
         }
+        ggml_ext_order_bands(k->type, it->second);
         ggml_context * ctx = context_for(buft);
         layer & l = layers[ikv];
         l.m = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, size, size, n_head);

@@ -111,6 +111,20 @@ ggml_ext_calibration ggml_ext_calibration_read(const std::string & path) {
     return res;
 }
 
+void ggml_ext_order_bands(ggml_type type, ggml_ext_calibration::layer & of) {
+    constexpr int64_t BAND = 32;
+    std::vector<int32_t> order(of.size/BAND);
+    const size_t bands = ggml_ext_band_order((int32_t) type, order.data(), order.size());
+    if (bands == 0) {
+        return;
+    }
+    const std::vector<float> sorted = of.m;
+    for (int64_t i = 0; i < of.heads*(int64_t) bands; i++) {
+        const int64_t head = i/bands*bands;
+        std::copy_n(&sorted[(head + order[i % bands])*BAND*of.size], BAND*of.size, &of.m[i*BAND*of.size]);
+    }
+}
+
 std::vector<float> ggml_ext_inverse_transposed(const ggml_ext_calibration::layer & of) {
     const int64_t n = of.size;
     std::vector<float>  res(of.m.size());

@@ -45,6 +45,9 @@ ggml_ext_calibration ggml_ext_calibration_read(const std::string & path);
 // The inverse of each matrix, transposed, computed in f64. Throws where there is none.
 std::vector<float> ggml_ext_inverse_transposed(const ggml_ext_calibration::layer & of);
 
+// Puts the bands of components of a layer where the rows of its cache type have them.
+void ggml_ext_order_bands(ggml_type type, ggml_ext_calibration::layer & of);
+
 // Where a model was loaded from; empty where that is not known.
 void        ggml_ext_model_loaded(const void * model, const std::string & path);
 std::string ggml_ext_model_path(const void * model);

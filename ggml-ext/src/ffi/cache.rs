@@ -219,6 +219,23 @@ pub unsafe extern "C" fn ggml_ext_calibration_file(
     unsafe { noted(false, file, size, || Ok(find())) }
 }
 
+/// The order in which the rows of a type hold the bands of calibrated keys, 32 components each: `order`, of `size`, gets the
+/// band of components that is the row's first, second, … The number of bands; 0 for types without.
+///
+/// # Safety
+/// `order` has room for `size` numbers.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_band_order(id: i32, order: *mut i32, size: usize) -> usize {
+    guarded(0, || {
+        let Some(bands) = calibration::bands(id).filter(|bands| bands.bands() <= size) else { return 0 };
+        for (i, band) in bands.order().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { *order.add(i) = band as i32 };
+        }
+        bands.bands()
+    })
+}
+
 /// Does a K tensor of this type need a calibration?
 #[no_mangle]
 pub extern "C" fn ggml_ext_needs_calibration(id: i32) -> bool {

@@ -2,20 +2,24 @@
 //!
 //! Any K type may have one, by `cal=FILE`. A family that needs one finds it beside the model where a spec names none.
 
-use super::{registry, Member};
-use crate::table::Family;
+use super::registry;
+use crate::codec::band::Band;
+use crate::codec::RowFormat;
+use crate::table::{self, Entry};
 use std::path::{Path, PathBuf};
 
-/// The families whose keys are stored by the shape that a calibration gives them.
-const CALIBRATED: [&str; 0] = [];
-
-fn family_needs(family: &Family) -> bool {
-    CALIBRATED.contains(&family.name)
+/// The bands that the rows of a type have: it needs a calibration, whose bands of components go where
+/// [`Band::order`] says.
+pub fn bands(id: i32) -> Option<Band> {
+    match table::by_id(id)? {
+        Entry::Concrete(c) => c.format().grouped()?.bands(),
+        Entry::Family(f) => f.at(f.head_sizes()[0])?.format().grouped()?.bands(),
+    }
 }
 
 /// Does a K tensor of this type need a calibration?
 pub fn needs(id: i32) -> bool {
-    Member::by_id(id).and_then(Member::family).is_some_and(family_needs)
+    bands(id).is_some()
 }
 
 /// The file that a cache type names.
@@ -45,6 +49,9 @@ mod tests {
     fn types_that_stand_alone_need_none() {
         for text in ["f16", "srft4_64", "delta4_128", "qjl1_64"] {
             assert!(!needs(registry::id_of(text).unwrap()), "{text}");
+        }
+        for text in ["band4", "band3_64", "band2_256"] {
+            assert!(needs(registry::id_of(text).unwrap()), "{text}");
         }
         assert!(!needs(-1));
     }
