@@ -332,7 +332,8 @@ pub fn cache_bytes(shape: &ModelShape, ctx: usize, k: KvType, v: KvType) -> Resu
 /// # Errors
 /// As [`cache_bytes`], and where the cache stops growing with the context because every layer has a window.
 pub fn largest_context(shape: &ModelShape, budget: u64, k: KvType, v: KvType) -> Result<usize, Error> {
-    let fits = |context: &ContextShape| Ok(CacheSize::of(shape, context, k, v)?.bytes() <= budget);
+    let fits =
+        |context: &ContextShape| -> Result<bool, Error> { Ok(CacheSize::of(shape, context, k, v)?.bytes() <= budget) };
     let largest = ContextShape::new(0).largest(fits)?;
     largest.ok_or_else(|| Error::new("this cache fits the memory at every context"))
 }
@@ -342,7 +343,7 @@ impl ContextShape {
     ///
     /// # Errors
     /// Those of `fits`.
-    pub fn largest(&self, fits: impl Fn(&ContextShape) -> Result<bool, Error>) -> Result<Option<usize>, Error> {
+    pub fn largest<E>(&self, fits: impl Fn(&ContextShape) -> Result<bool, E>) -> Result<Option<usize>, E> {
         // Each sequence has whole steps of its own.
         let step = if self.unified { STEP } else { STEP * self.sequences.max(1) };
         let fits = |steps: usize| fits(&ContextShape { cells: steps * step, ..*self });
