@@ -161,7 +161,8 @@ impl<'a> Header<'a> {
             window_size: (0, 0),
             window: None,
             slides: vec![false; blocks],
-            recurrent: vec![RECURRENT.contains(&arch); blocks],
+            // falcon-h1 has both in every layer.
+            recurrent: vec![RECURRENT.contains(&arch) || arch == "falcon-h1"; blocks],
             mla: ["attention.key_length_mla", "attention.value_length_mla"]
                 .iter()
                 .all(|k| file.number(k).unwrap_or(0) > 0),
@@ -255,11 +256,13 @@ impl<'a> Header<'a> {
             return Ok(());
         }
         const PATTERN: &str = "attention.sliding_window_pattern";
-        if let Some(array) = self.file.own_ints(PATTERN) {
+        // DeepSeek V4 has a window in every layer, whatever the file says.
+        let said = |n: usize| if n == 0 { None } else { self.file.number(PATTERN) };
+        if let Some(array) = self.file.own_ints(PATTERN).filter(|_| rule.pattern > 0) {
             self.slides.iter_mut().zip(array).for_each(|(slides, &n)| *slides = n != 0);
             return Ok(());
         }
-        let pattern = self.file.number(PATTERN).unwrap_or(rule.pattern);
+        let pattern = said(rule.pattern).unwrap_or(rule.pattern);
         let full = if rule.full_first { 0 } else { pattern.saturating_sub(1) };
         for (i, slides) in self.slides.iter_mut().enumerate() {
             *slides = (i < self.layers || self.arch == "deepseek4") && (pattern == 0 || i % pattern != full);
@@ -440,7 +443,8 @@ impl<'a> Header<'a> {
             "minimax-01" => (0, self.size.0 * self.size.0 * head),
             _ => {
                 let (inner, states) = (number("ssm.inner_size"), number("ssm.state_size"));
-                (conv.saturating_sub(1) * (inner + 2 * number("ssm.group_count") * states), states * inner)
+                let groups = if let "mamba" | "jamba" = self.arch { 0 } else { number("ssm.group_count") };
+                (conv.saturating_sub(1) * (inner + 2 * groups * states), states * inner)
             }
         };
         // qwen4exp: the past of embeddings by n-gram.

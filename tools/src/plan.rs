@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, ensure, Context, Result};
-use ggml_ext::spec::{check_cache, AskedType, ContextKind};
+use ggml_ext::spec::{check_cache, parse, AskedType, ContextKind, Member};
 use ggml_ext::{CacheSize, ContextShape, Gguf, KvType, ModelShape};
 use serde_json::{json, Value};
 
@@ -107,6 +107,7 @@ impl Model {
         // As llama.cpp does, whatever it was asked for.
         let mut context = *context;
         context.flash_attention &= arch != "grok";
+        ensure!(context.flash_attention || !is_quantized(v), "V cache type {v} needs flash attention");
         Ok(CacheSize::of(&self.shape, &context, k, v)?)
     }
 
@@ -302,6 +303,10 @@ fn pairs(asked: &[String]) -> Result<Vec<Pair>> {
         }
     }
     Ok(pairs)
+}
+
+fn is_quantized(kind: KvType) -> bool {
+    parse(&kind.to_string()).is_ok_and(|spec| spec.members().any(Member::is_quantized))
 }
 
 fn size(bytes: u64) -> String {

@@ -55,13 +55,12 @@ impl Line<'_> {
     }
 }
 
-/// Runs kv-test-archs for its sizes and returns how many contexts agree, and what is said of those that do not.
-pub fn compare(program: &mut Command, headers: &Path) -> Result<(u64, Vec<String>)> {
-    let output = process::run_ok(program.arg("--sizes").arg(headers))?;
-    compare_lines(&output.stdout)
+/// Runs kv-test-archs for its sizes: how many contexts agree, and what is said of those that do not.
+pub fn compare(program: &mut Command) -> Result<(u64, Vec<String>)> {
+    compare_lines(&process::run_ok(program)?.stdout)
 }
 
-pub fn compare_lines(output: &str) -> Result<(u64, Vec<String>)> {
+fn compare_lines(output: &str) -> Result<(u64, Vec<String>)> {
     let (mut agree, mut differ) = (0, Vec::new());
     for text in output.lines() {
         let Some(line) = Line::parse(text).with_context(|| format!("a line of sizes: {text}"))? else { continue };
