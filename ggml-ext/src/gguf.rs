@@ -138,7 +138,7 @@ impl Gguf {
     /// As [`Gguf::weight_bytes`].
     pub fn weight_bytes_per_token(&self) -> Result<u64, Error> {
         let experts = self.own("expert_count").filter(|&n| n > 0);
-        let used = self.own("expert_used_count").or_else(|| self.own_ints("expert_used_count")?.iter().copied().max());
+        let used = self.largest_number("expert_used_count");
         let share = experts.zip(used).map_or(1.0, |(all, used)| (used as f64 / all as f64).clamp(0.0, 1.0));
         let tied = !self.tensors.iter().any(|t| t.name == "output.weight");
         self.tensors.iter().try_fold(0u64, |sum, t| {
@@ -154,6 +154,12 @@ impl Gguf {
     /// A number of the architecture's, `block_count` or `attention.head_count`; None where there is none or an array.
     pub fn number(&self, key: &str) -> Option<usize> {
         self.own(key).and_then(|n| usize::try_from(n).ok())
+    }
+
+    /// The same, or of an array the largest.
+    pub fn largest_number(&self, key: &str) -> Option<usize> {
+        let largest = || usize::try_from(*self.own_ints(key)?.iter().max()?).ok();
+        self.number(key).or_else(largest)
     }
 
     /// Tokens of the vocabulary.
@@ -247,14 +253,12 @@ struct Reader {
     size: u64,
 }
 
-/// GGUF's numbers of the types of values.
-mod kinds {
-    pub const BOOL: u32 = 7;
-    pub const TEXT: u32 = 8;
-    pub const ARRAY: u32 = 9;
-    pub const F32: u32 = 6;
-    pub const F64: u32 = 12;
-}
+// GGUF's numbers of the types of values.
+const KIND_F32: u32 = 6;
+const KIND_BOOL: u32 = 7;
+const KIND_TEXT: u32 = 8;
+const KIND_ARRAY: u32 = 9;
+const KIND_F64: u32 = 12;
 
 impl Reader {
     fn header(mut self, path: &Path) -> io::Result<Gguf> {
@@ -304,10 +308,10 @@ impl Reader {
 
     fn value(&mut self, kind: u32) -> io::Result<Value> {
         match kind {
-            kinds::TEXT => self.string().map(Value::Text),
-            kinds::ARRAY => self.array(),
-            kinds::F32 => Ok(Value::Float(f32::from_bits(self.u32()?).into())),
-            kinds::F64 => Ok(Value::Float(f64::from_bits(self.u64()?))),
+            KIND_TEXT => self.string().map(Value::Text),
+            KIND_ARRAY => self.array(),
+            KIND_F32 => Ok(Value::Float(f32::from_bits(self.u32()?).into())),
+            KIND_F64 => Ok(Value::Float(f64::from_bits(self.u64()?))),
             _ => self.int(kind).map(Value::Int),
         }
     }
@@ -315,7 +319,7 @@ impl Reader {
     fn array(&mut self) -> io::Result<Value> {
         let kind = self.u32()?;
         match width(kind) {
-            Some(bytes) if kind != kinds::F32 && kind != kinds::F64 => {
+            Some(bytes) if kind != KIND_F32 && kind != KIND_F64 => {
                 let n = self.count(bytes)?;
                 (0..n).map(|_| self.int(kind)).collect::<io::Result<_>>().map(Value::Ints)
             }
@@ -324,7 +328,7 @@ impl Reader {
                 self.skip(n as u64 * bytes)?;
                 Ok(Value::Other(n))
             }
-            None if kind == kinds::TEXT => {
+            None if kind == KIND_TEXT => {
                 let n = self.count(8)?;
                 for _ in 0..n {
                     let bytes = self.count(1)?;
@@ -343,7 +347,7 @@ impl Reader {
         let wide = i64::from_le_bytes(raw);
         // Odd numbers are signed, up to 32 bits.
         let unused = 64 - 8 * bytes as u32;
-        Ok(if kind % 2 == 1 && kind != kinds::BOOL { wide << unused >> unused } else { wide })
+        Ok(if kind % 2 == 1 && kind != KIND_BOOL { wide << unused >> unused } else { wide })
     }
 
     fn u32(&mut self) -> io::Result<u32> {
@@ -379,7 +383,7 @@ impl Reader {
 /// Bytes of a number of this type; None where it is no number.
 fn width(kind: u32) -> Option<u64> {
     match kind {
-        0 | 1 | kinds::BOOL => Some(1),
+        0 | 1 | KIND_BOOL => Some(1),
         2 | 3 => Some(2),
         4..=6 => Some(4),
         10..=12 => Some(8),
