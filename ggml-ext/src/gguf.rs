@@ -188,6 +188,16 @@ impl Gguf {
         }
     }
 
+    /// A number of the architecture's that no model has, with its key: what is computed of the others stays within bounds.
+    pub(crate) fn absurd(&self) -> Option<(&str, i64)> {
+        const MOST: i64 = 1 << 26;
+        let own = format!("{}.", self.architecture());
+        self.values.iter().filter(|(key, _)| key.starts_with(&own)).find_map(|(key, value)| match value {
+            Value::Int(n) if !(-1..=MOST).contains(n) => Some((key.as_str(), *n)),
+            _ => None,
+        })
+    }
+
     fn int(&self, key: &str) -> Option<i64> {
         match self.values.get(key)? {
             Value::Int(n) => Some(*n),
@@ -252,6 +262,9 @@ struct Reader {
     from: BufReader<File>,
     size: u64,
 }
+
+/// Longer arrays are no layers'.
+const LONGEST: usize = 1 << 16;
 
 // GGUF's numbers of the types of values.
 const KIND_F32: u32 = 6;
@@ -321,6 +334,10 @@ impl Reader {
         match width(kind) {
             Some(bytes) if kind != KIND_F32 && kind != KIND_F64 => {
                 let n = self.count(bytes)?;
+                if n > LONGEST {
+                    self.skip(n as u64 * bytes)?;
+                    return Ok(Value::Other(n));
+                }
                 (0..n).map(|_| self.int(kind)).collect::<io::Result<_>>().map(Value::Ints)
             }
             Some(bytes) => {

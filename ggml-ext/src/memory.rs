@@ -186,8 +186,8 @@ impl CacheSize {
         for (i, layer) in model.caches() {
             Count { model, context, i, layer, k, v }.add_to(&mut size)?;
         }
-        for state in model.states.iter().map(|bytes| bytes * context.sequences.max(1) as u64) {
-            size.states += state;
+        for state in model.states.iter().map(|bytes| bytes.saturating_mul(context.sequences.max(1) as u64)) {
+            size.states = size.states.saturating_add(state);
             size.tensors.push(state);
         }
         Ok(size)
@@ -195,12 +195,12 @@ impl CacheSize {
 
     /// Of everything.
     pub fn bytes(&self) -> u64 {
-        self.k + self.v + self.states
+        self.k.saturating_add(self.v).saturating_add(self.states)
     }
 
     /// Of K and V, recent cells included; 0 where there are none.
     pub fn bits_per_value(&self) -> f64 {
-        (self.k + self.v) as f64 * 8.0 / self.values.max(1) as f64
+        self.k.saturating_add(self.v) as f64 * 8.0 / self.values.max(1) as f64
     }
 }
 
@@ -230,17 +230,18 @@ impl Count<'_> {
             (row(k, layer.k_head_size) * layer.kv_heads, v.map(v_row))
         };
         let mut add = |(k, v): (usize, Option<usize>), rows: usize| {
-            let all = (rows * streams) as u64;
-            size.k += k as u64 * all;
-            size.v += v.unwrap_or(0) as u64 * all;
-            size.tensors.extend([Some(k), v].into_iter().flatten().map(|row| row as u64 * all));
+            let [k, v] = [Some(k), v].map(|row| row.map(|row| (row as u64).saturating_mul((rows * streams) as u64)));
+            size.k = size.k.saturating_add(k.unwrap_or(0));
+            size.v = size.v.saturating_add(v.unwrap_or(0));
+            size.tensors.extend([k, v].into_iter().flatten());
         };
         add(rows_of(k, v), cells);
         if let Some((slots, k, v)) = self.recent(asked_k, k, v, cells, streams) {
             // And one that is never read.
             add(rows_of(k, v), slots + 1);
         }
-        size.values += ((layer.k_head_size + layer.v_head_size) * layer.kv_heads * cells * streams) as u64;
+        let values = ((layer.k_head_size + layer.v_head_size) * layer.kv_heads) as u64;
+        size.values = size.values.saturating_add(values.saturating_mul((cells * streams) as u64));
         Ok(())
     }
 
@@ -347,7 +348,7 @@ impl ContextShape {
         // Each sequence has whole steps of its own.
         let step = if self.unified { STEP } else { STEP * self.sequences.max(1) };
         let fits = |steps: usize| fits(&ContextShape { cells: steps * step, ..*self });
-        // Far beyond any memory there is; products stay within 64 bits.
+        // Far beyond any memory there is.
         let (mut most, mut beyond) = (0, 1 << 24);
         if fits(beyond)? {
             return Ok(None);

@@ -87,6 +87,11 @@ const PLAIN: &str = "llama deci falcon grok gpt2 gptj gptneox mpt baichuan starc
     minimax-m2 minimax-m3 cogvlm pangu-embedded mistral3 mistral4 paddleocr llama-embed maincoder talkie nanbeige qwen3tts \
     pockettts nemotron_h nemotron_h_moe falcon-h1";
 
+/// Of numbers in a file that may be anything.
+fn product(factors: &[usize]) -> usize {
+    factors.iter().fold(1usize, |all, &n| all.saturating_mul(n)).min(1 << 48)
+}
+
 fn listed(list: &str, arch: &str) -> bool {
     list.split_whitespace().any(|name| name == arch)
 }
@@ -140,6 +145,9 @@ impl<'a> Header<'a> {
             return Err(Error::new(format!(
                 "{arch} is a draft model: its cache follows from the model that it drafts for"
             )));
+        }
+        if let Some((key, n)) = file.absurd() {
+            return Err(Error::new(format!("the file says that {key} is {n}, which no model has")));
         }
         let need =
             |key: &str| file.number(key).ok_or_else(|| Error::new(format!("the file does not say {arch}.{key}")));
@@ -206,7 +214,10 @@ impl<'a> Header<'a> {
     /// A number for each layer: an array of as many, or one for all.
     fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, Error> {
         let number = |n: i64| {
-            usize::try_from(n).map_err(|_| Error::new(format!("{}.{key} has the negative number {n}", self.arch)))
+            usize::try_from(n)
+                .ok()
+                .filter(|&n| n <= 1 << 26)
+                .ok_or_else(|| Error::new(format!("{}.{key} has the number {n}, which no model has", self.arch)))
         };
         match (self.file.own_ints(key), self.file.own(key)) {
             (Some(all), _) if all.len() != layers => {
@@ -332,6 +343,10 @@ impl<'a> Header<'a> {
             self.add_compressed(&mut shape)?;
         }
         self.add_states(&mut shape, &hidden)?;
+        let caches = shape.layers.iter().chain(shape.beside.iter().map(|b| &b.1));
+        if caches.into_iter().any(|l| l.kv_heads.saturating_mul(l.k_head_size + l.v_head_size) > 1 << 26) {
+            return Err(Error::new("the file has a layer with more than 2^26 values of K and V, which no model has"));
+        }
         shape.weights = (0..shape.layers.len()).map(|i| self.weights(i)).collect();
         Ok(shape)
     }
@@ -410,7 +425,7 @@ impl<'a> Header<'a> {
             (layer.v_head_size, layer.tokens_per_cell) = (0, tokens);
             shape.beside.push((i, layer));
             // Floats of what is not yet a whole cell, and of its weights: two rows of cells where neighbours overlap.
-            let state = |size: usize, rows: usize| [4 * (size * rows) as u64; 2];
+            let state = |size: usize, rows: usize| [4 * product(&[size, rows]) as u64; 2];
             if tokens == 4 {
                 (layer.kv_heads, layer.k_head_size, layer.indexer) = (1, indexer, true);
                 shape.beside.push((i, layer));
@@ -434,29 +449,30 @@ impl<'a> Header<'a> {
         let (past, state) = match self.arch {
             "rwkv6" | "rwkv6qwen2" | "rwkv7" | "arwkv7" => {
                 let shifts = self.file.number("token_shift_count").unwrap_or(2);
-                (shifts * self.embedding, self.embedding * number("wkv.head_size"))
+                (product(&[shifts, self.embedding]), product(&[self.embedding, number("wkv.head_size")]))
             }
             "lfm2" | "lfm2moe" => (self.embedding * number("shortconv.l_cache").saturating_sub(1), 0),
             "kimi-linear" | "bailingmoe3" | "kimi-k3" | "glm5-next" => {
-                (3 * conv.checked_sub(1).unwrap_or(3) * head * kda, kda * kda * head)
+                (product(&[3, conv.checked_sub(1).unwrap_or(3), head, kda]), product(&[kda, kda, head]))
             }
-            "minimax-01" => (0, self.size.0 * self.size.0 * head),
+            "minimax-01" => (0, product(&[self.size.0, self.size.0, head])),
             _ => {
                 let (inner, states) = (number("ssm.inner_size"), number("ssm.state_size"));
                 let groups = if let "mamba" | "jamba" = self.arch { 0 } else { number("ssm.group_count") };
-                (conv.saturating_sub(1) * (inner + 2 * groups * states), states * inner)
+                (product(&[conv.saturating_sub(1), inner + product(&[2, groups, states])]), product(&[states, inner]))
             }
         };
         // qwen4exp: the past of embeddings by n-gram.
         let hashed = self.file.own_ints("ple.layers").filter(|_| self.arch == "qwen4exp").unwrap_or_default();
-        let rows = number("ple.conv_kernel").saturating_sub(1) * number("ple.ngram_size");
+        let past_rows =
+            [number("ple.conv_kernel").saturating_sub(1), number("ple.ngram_size"), number("hyper_connection.count")];
         for i in (0..self.layers).filter(|&i| self.recurrent[i]) {
             if self.arch.starts_with("nemotron_h") && hidden[i] != 0 {
                 continue;
             }
-            shape.states.extend([4 * past as u64, 4 * state as u64]);
+            shape.states.extend([past, state].map(|n| 4 * n as u64));
             if hashed.contains(&(i as i64)) {
-                shape.states.push(4 * (rows * number("hyper_connection.count") * self.embedding) as u64);
+                shape.states.push(4 * product(&[&past_rows[..], &[self.embedding]].concat()) as u64);
             }
         }
         Ok(())
@@ -470,10 +486,10 @@ impl<'a> Header<'a> {
         }
         let read = |name: &str| self.file.floats(&format!("blk.{i}.{name}"));
         let size = if self.slides[i] { self.window_size.0 } else { self.size.0 };
-        let n_k = size * self.kv_heads[i];
-        let heads = self.heads.get(i).copied().unwrap_or(0);
+        let n_k = product(&[size, self.kv_heads[i]]);
+        let first = product(&[size, self.heads.get(i).copied().unwrap_or(0)]);
         if let Some(bias) = read("attn_qkv.bias") {
-            weights.k_bias = bias.get(size * heads..size * heads + n_k).unwrap_or_default().to_vec();
+            weights.k_bias = bias.get(first..first + n_k).unwrap_or_default().to_vec();
         } else if let Some(bias) = read("attn_k.bias").filter(|b| b.len() == n_k) {
             weights.k_bias = bias;
         }

@@ -51,7 +51,7 @@ pub struct Options {
     #[arg(long)]
     pub swa_full: bool,
     /// Tokens that are computed at once, as -ub
-    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub ubatch: u32,
     /// Further pairs K/V,K/V,… (T alone is T/T), types or specs by layer
     #[arg(long, value_name = "K/V,…")]
@@ -114,12 +114,12 @@ impl Model {
     /// What llama.cpp takes beside weights and caches: the activations of a batch, the mask of its attention, a row of logits for
     /// each sequence, and 64 MiB for the rest. Its own buffers were 21 to 44 MiB where this is 86 to 108 (docs/plan.md).
     pub fn compute_bytes(&self, context: &ContextShape) -> u64 {
-        let number = |key: &str| self.file.largest_number(key).unwrap_or(0);
-        let experts = number("expert_feed_forward_length") * (number("expert_used_count") + 1);
+        let number = |key: &str| self.file.largest_number(key).unwrap_or(0) as f64;
+        let experts = number("expert_feed_forward_length") * (number("expert_used_count") + 1.0);
         let hidden = number("feed_forward_length").max(experts);
-        let streams = if context.unified { 1 } else { context.sequences };
-        let token = 4 * (3 * hidden + 4 * number("embedding_length")) + 2 * context.cells / streams;
-        (64 << 20) + (context.batch * token + 4 * context.sequences * self.file.vocabulary()) as u64
+        let cells = context.cells / if context.unified { 1 } else { context.sequences };
+        let token = 4.0 * (3.0 * hidden + 4.0 * number("embedding_length")) + 2.0 * cells as f64;
+        (64 << 20) + (context.batch as f64 * token) as u64 + 4 * (context.sequences * self.file.vocabulary()) as u64
     }
 
     fn layers(&self) -> String {
@@ -201,8 +201,8 @@ impl Plan {
         let (k, v): (KvType, KvType) = (pair.k.parse()?, pair.v.parse()?);
         let cache = self.model.cache(&self.context, k, v)?;
         let fits = |context: &ContextShape| -> Result<bool> {
-            let needed = self.model.weights + self.model.compute_bytes(context);
-            Ok(needed + self.model.cache(context, k, v)?.bytes() <= self.memory)
+            let needed = self.model.weights.saturating_add(self.model.compute_bytes(context));
+            Ok(needed.saturating_add(self.model.cache(context, k, v)?.bytes()) <= self.memory)
         };
         let (fits, largest) = (fits(&self.context)?, self.context.largest(fits)?);
         // A token of a sequence looks at that sequence's cells, or at all where they are shared.
