@@ -4,8 +4,8 @@
 //! f32 rows -> codec (encode) -> cache bytes -> attention (reads bytes) -> f32 output.
 //!
 //! llama.cpp finds the types by name or number: [`KvType`] parses names into numbers. [`cache_bytes`] and
-//! [`largest_context`] compute the size of a cache before it is made, for a shape that is given or that a [`Gguf`] has. Other engines use [`Cache`] and [`attend`], or
-//! [`encode`] and [`decode`] for single rows.
+//! [`largest_context`] compute the size of a cache before it is made, for a shape that is given or that [`Gguf`] reads from a
+//! model's file. Other engines use [`Cache`] and [`attend`], or [`encode`] and [`decode`] for single rows.
 //!
 //! ```
 //! use ggml_ext::{attend, AttendOptions, Cache, KvType};

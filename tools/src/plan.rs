@@ -252,14 +252,10 @@ impl Plan {
             }
         }
         text += &format!("\n{table}\n{refused}");
-        let raised = self.rows.iter().filter_map(|row| row.outcome.as_ref().ok()).find(|s| !s.cache.raised.is_empty());
-        if let Some(sizes) = raised {
-            let n = sizes.cache.raised.len();
-            text += &format!(
-                "The guard raises K of {n} layer{}: {}\n",
-                if n == 1 { "" } else { "s" },
-                sizes.cache.raised[0]
-            );
+        let raised = |row: &&Row| row.outcome.as_ref().is_ok_and(|sizes| !sizes.cache.raised.is_empty());
+        if let Some((row, Ok(sizes))) = self.rows.iter().find(raised).map(|row| (row, &row.outcome)) {
+            let (name, n) = (row.pair.name(), sizes.cache.raised.len());
+            text += &format!("The guard raises layers, {n} of {name}: {}\n", sizes.cache.raised[0]);
         }
         text += &format!(
             "tokens/s: an upper estimate, {:.1} GB/s over the weights and the full cache that a token reads. KLD: SmolLM2-135M, 2048 tokens.\n",
