@@ -173,7 +173,7 @@ impl Plan {
         let pairs = pairs(&options.types)?;
         let model = Model::open(&options.model)?;
         ensure!(
-            !model.shape.layers.is_empty(),
+            model.shape.layers.iter().any(|layer| layer.kv_heads > 0),
             "{} models have no KV cache: there is nothing to plan",
             model.file.architecture()
         );
@@ -231,6 +231,10 @@ impl Plan {
             size(self.memory),
             size(model.compute_bytes(context)),
         );
+        let longest = context.cells / if context.unified { 1 } else { context.sequences };
+        if let Some(trained) = model.file.number("context_length").filter(|&n| n < longest) {
+            text += &format!("The model was trained for {trained} tokens, and a sequence may have {longest} here.\n");
+        }
         if !model.file.architecture_is_known() {
             text += "This architecture is not known: its layers are taken to be all alike.\n";
         }
@@ -263,11 +267,13 @@ impl Plan {
         );
         text + &match self.recommended() {
             Some(row) => format!(
-                "Recommended, the best quality that fits: {}\n\n    cargo kv llama-server -- -m {} -c {} -np {} -fa on --cache-type-k {} --cache-type-v {}\n",
+                "Recommended, the best quality that fits: {}\n\n    cargo kv llama-server -- -m {} -c {} -np {}{}{} -fa on --cache-type-k {} --cache-type-v {}\n",
                 row.pair.name(),
                 options.model.display(),
                 context.cells,
                 context.sequences,
+                if context.unified { " -kvu" } else { "" },
+                if context.full_windows { " --swa-full" } else { "" },
                 row.pair.k,
                 row.pair.v
             ),
