@@ -17,6 +17,7 @@ pub mod pair;
 pub mod patch;
 #[path = "../../sys/build/pip.rs"]
 mod pip;
+pub mod plan;
 pub mod process;
 pub mod progress;
 pub mod python;
