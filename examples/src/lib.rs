@@ -1,10 +1,10 @@
 //! What the examples share: a model, contexts whose cache has a given type, and greedy answers.
 
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{bail, Context as _, Result};
-use ggml_ext::{cache_bytes, KvType, LayerShape, ModelShape};
+use ggml_ext::{cache_bytes, Gguf, KvType};
 use llama_cpp_2::context::params::{KvCacheType, LlamaContextParams};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_backend::LlamaBackend;
@@ -43,17 +43,13 @@ pub fn load(options: &CacheOptions) -> Result<(LlamaBackend, LlamaModel)> {
     if !options.log {
         backend.void_logs();
     }
-    let model = load_model(&backend, &options.model, false)?;
-    Ok((backend, model))
-}
-
-/// `outline`: the vocabulary and the metadata alone.
-pub fn load_model(backend: &LlamaBackend, file: &Path, outline: bool) -> Result<LlamaModel> {
+    let file = &options.model;
     if !file.is_file() {
         bail!("there is no model {}", file.display());
     }
-    let params = LlamaModelParams::default().with_vocab_only(outline);
-    LlamaModel::load_from_file(backend, file, &params).with_context(|| format!("cannot read {}", file.display()))
+    let model = LlamaModel::load_from_file(&backend, file, &LlamaModelParams::default())
+        .with_context(|| format!("cannot read {}", file.display()))?;
+    Ok((backend, model))
 }
 
 /// A context with these cache types: the two calls that differ from any other program over llama-cpp-2.
@@ -75,23 +71,11 @@ pub fn new_context<'a>(
     })
 }
 
-/// The shape of a model's cache, from its metadata. Sliding windows are not looked at, so models that have them take
-/// less than this says.
-pub fn shape(model: &LlamaModel) -> Result<ModelShape> {
-    let arch = model.meta_val_str("general.architecture").context("the model names no architecture")?;
-    let number = |key: &str| model.meta_val_str(&format!("{arch}.{key}")).ok()?.parse::<usize>().ok();
-    let need = |key: &str| number(key).with_context(|| format!("the model does not say {arch}.{key}"));
-    let heads = need("attention.head_count")?;
-    let usual = need("embedding_length")? / heads.max(1);
-    let mut layer = LayerShape::new(number("attention.head_count_kv").unwrap_or(heads), usual);
-    layer.k_head_size = number("attention.key_length").unwrap_or(usual);
-    layer.v_head_size = number("attention.value_length").unwrap_or(usual);
-    Ok(ModelShape { layers: vec![layer; need("block_count")?] })
-}
-
-/// MiB of the cache of a context with `n_ctx` cells.
-pub fn cache_mib(model: &LlamaModel, n_ctx: u32, options: &CacheOptions) -> Result<f64> {
-    let bytes = cache_bytes(&shape(model)?, n_ctx as usize, options.cache_type_k, options.cache_type_v)?;
+/// MiB of the caches of a context with `n_ctx` cells, of one sequence: what the model's file says of its layers, counted as
+/// llama.cpp does.
+pub fn cache_mib(n_ctx: u32, options: &CacheOptions) -> Result<f64> {
+    let shape = Gguf::open(&options.model)?.shape()?;
+    let bytes = cache_bytes(&shape, n_ctx as usize, options.cache_type_k, options.cache_type_v)?;
     Ok(bytes as f64 / f64::from(1 << 20))
 }
 

@@ -199,6 +199,8 @@ struct ggml_ext_state_cache {
     bool rotated;
     // a context's: bytes of a cell's metadata beside its position and sequences
     uint32_t extension;
+    // digest of the calibration that keys are stored by; 0: none
+    uint64_t calibration;
     const struct ggml_ext_state_layer *layers;
     size_t n_layers;
     // a state's: its cells; a context's: those that a sequence may take
@@ -290,6 +292,19 @@ bool ggml_ext_recent_named(int32_t type_k, int32_t type_v);
 // `recent_v` then. False where neither side gains by them.
 // Safety: The pointers are NULL or places to write to.
 bool ggml_ext_recent_types(int32_t type_k, int32_t type_v, int32_t *recent_k, int32_t *recent_v);
+
+// The calibration that a K cache type names ("delta4,cal=FILE"), or where it names none the file beside a model of this path
+// (NULL or empty: not known). True where it was named; `file` is empty where there is neither.
+// Safety: `model` is NULL or a C string; `file` is NULL or has room for `size` bytes.
+bool ggml_ext_calibration_file(int32_t type_k, const char *model, char *file, size_t size);
+
+// The order in which the rows of a type hold the bands of calibrated keys, 32 components each: `order`, of `size`, gets the
+// band of components that is the row's first, second, … The number of bands; 0 for types without.
+// Safety: `order` has room for `size` numbers.
+size_t ggml_ext_band_order(int32_t id, int32_t *order, size_t size);
+
+// Does a K tensor of this type need a calibration?
+bool ggml_ext_needs_calibration(int32_t id);
 
 // Encodes rows of a concrete type: n is a multiple of the head size. False (nothing written) for other ids or sizes.
 // Where cells are coded together, the rows are those of one head in consecutive cells from the beginning of a group.
@@ -478,6 +493,9 @@ bool ggml_ext_state_recode(int32_t id,
     X(ggml_ext_recent_slots) \
     X(ggml_ext_recent_named) \
     X(ggml_ext_recent_types) \
+    X(ggml_ext_calibration_file) \
+    X(ggml_ext_band_order) \
+    X(ggml_ext_needs_calibration) \
     X(ggml_ext_encode) \
     X(ggml_ext_encode_ref) \
     X(ggml_ext_decode) \

@@ -10,7 +10,7 @@
 //
 // Rows that stand alone pass as they are. Cells that are coded together travel as whole groups (see src/state.rs), without
 // what other sequences have in them.
-// States of caches without a type of ours are llama.cpp's own, byte for byte.
+// States of caches without a type of ours and without a calibration are llama.cpp's own, byte for byte.
 #pragma once
 
 #include "ggml-ext-groups.h"
@@ -121,6 +121,7 @@ class ggml_ext_state_survey : public llama_io_write_i {
     // "K delta4_64 x28, V srft4_64 x28"
     std::string types() const {
         std::string res;
+        const bool  calibrated = std::any_of(caches.begin(), caches.end(), [](const cache_parts & c) { return c.cache.calibration != 0; });
         for (const char side : { 'K', 'V' }) {
             std::vector<std::string> names;
             for (const cache_parts & c : caches) {
@@ -136,6 +137,7 @@ class ggml_ext_state_survey : public llama_io_write_i {
             for (const std::string & name : names) {
                 res += " " + name;
             }
+            res += side == 'K' && calibrated ? " (calibrated)" : "";
         }
         return res;
     }
@@ -147,10 +149,10 @@ class ggml_ext_state_survey : public llama_io_write_i {
 
 // What llama_kv_cache::state_write says of itself, before it writes anything. True: that was all that is wanted.
 // `extension`: bytes of a cell's metadata beside its position and sequences. `dest` are the cells of the stream that a
-// single sequence has; NULL for a whole context.
+// single sequence has; NULL for a whole context. `calibration`: the digest of that which keys are stored by, 0 for none.
 template <typename Layers, typename Streams, typename Cells>
-bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const ggml_ext_recent & recent, const Streams & streams,
-                             uint32_t n_seq_max, bool v_trans, bool rotated, uint32_t n_swa, llama_swa_type swa_type, size_t extension,
+bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const ggml_ext_recent & recent, uint64_t calibration,
+                             const Streams & streams, uint32_t n_seq_max, bool v_trans, bool rotated, uint32_t n_swa, llama_swa_type swa_type, size_t extension,
                              const Cells * dest, llama_seq_id seq_id) {
     auto * survey = dynamic_cast<ggml_ext_state_survey *>(&io);
     if (!survey) {
@@ -164,6 +166,8 @@ bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const
     cache.v_transposed = v_trans;
     cache.rotated      = rotated;
     cache.extension    = (uint32_t) extension;
+    cache.calibration  = calibration;
+    survey->ours       = survey->ours || calibration != 0;
     survey->n_known    = survey->others ? survey->n_known : survey->caches.size();
     cache.sequences    = survey->brief ? n_seq_max : 0;
     for (uint32_t s = 0; s < n_seq_max && !survey->brief; s++) {

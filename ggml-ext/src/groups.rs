@@ -146,7 +146,7 @@ impl Walker {
             let mut key = Room::new();
             let key = key.zeros(size);
             self.key(key);
-            (self.kernels.rotate_back)(self.format.rotation(), key, x);
+            self.format.domain().leave(self.kernels, key, &mut x[..size]);
         }
     }
 
@@ -164,7 +164,7 @@ impl Walker {
             let (mut plain, mut key) = (Room::new(), Room::new());
             let (plain, key) = (plain.zeros(size), key.zeros(size));
             clean(&x[..size], plain);
-            (self.kernels.rotate)(self.format.rotation(), plain, key);
+            self.format.domain().enter(self.kernels, plain, key);
             self.enter(place);
             if !self.format.has_frame(place.group) {
                 self.found(place, key);

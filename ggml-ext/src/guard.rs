@@ -41,6 +41,26 @@ pub struct Weights<'a> {
     pub scale: f32,
 }
 
+/// The same with values of its own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerWeights {
+    /// As in [`Weights`].
+    pub k_bias: Vec<f32>,
+    /// As in [`Weights`].
+    pub q_norm: Vec<f32>,
+    /// As in [`Weights`].
+    pub k_norm: Vec<f32>,
+    /// As in [`Weights`].
+    pub scale: f32,
+}
+
+impl LayerWeights {
+    /// For the functions below.
+    pub fn borrow(&self) -> Weights<'_> {
+        Weights { k_bias: &self.k_bias, q_norm: &self.q_norm, k_norm: &self.k_norm, scale: self.scale }
+    }
+}
+
 /// A layer that got more than was asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Raised {

@@ -153,7 +153,7 @@ impl KvType {
     /// ```
     pub fn head_sizes(self) -> Vec<usize> {
         match self.0 {
-            Named::Family(f) => f.head_sizes().to_vec(),
+            Named::Family(f) => f.head_sizes(),
             Named::Concrete(c) => vec![c.head_size],
             Named::Native(_) | Named::Spec(..) => Vec::new(),
         }

@@ -41,7 +41,7 @@ pub trait Simd: Copy {
     fn abs(self) -> Self;
     /// `yes` where self > limit, else `no`.
     fn above(self, limit: Self, yes: Self, no: Self) -> Self;
-    /// values[i], where i is how many of limits[1..] are below the lane. Limits ascend; N is 16, 8 or 4.
+    /// values[i], where i is how many of limits[1..] are below the lane. Limits ascend; N is 32, 16, 8, 4 or 2.
     #[inline(always)]
     fn between<const N: usize>(self, limits: &[f32; N], values: &[f32; N]) -> Self {
         let mut value = Self::splat(values[0]);

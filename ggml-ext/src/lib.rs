@@ -4,8 +4,8 @@
 //! f32 rows -> codec (encode) -> cache bytes -> attention (reads bytes) -> f32 output.
 //!
 //! llama.cpp finds the types by name or number: [`KvType`] parses names into numbers. [`cache_bytes`] and
-//! [`largest_context`] compute the size of a cache before it is made. Other engines use [`Cache`] and [`attend`], or
-//! [`encode`] and [`decode`] for single rows.
+//! [`largest_context`] compute the size of a cache before it is made, for a shape that is given or that [`Gguf`] reads from a
+//! model's file. Other engines use [`Cache`] and [`attend`], or [`encode`] and [`decode`] for single rows.
 //!
 //! ```
 //! use ggml_ext::{attend, AttendOptions, Cache, KvType};
@@ -33,15 +33,18 @@
 mod attend;
 mod cache;
 mod error;
+mod gguf;
 mod kv_type;
 mod memory;
 mod room;
+mod shape;
 
 pub use attend::{attend, AttendOptions};
 pub use cache::{decode, encode, Cache};
 pub use error::Error;
+pub use gguf::Gguf;
 pub use kv_type::KvType;
-pub use memory::{cache_bytes, largest_context, LayerShape, ModelShape};
+pub use memory::{cache_bytes, largest_context, CacheSize, ContextShape, LayerShape, ModelShape};
 
 // Not part of the interface: used by tools/, dev/ and the C boundary, and changes without notice.
 #[doc(hidden)]

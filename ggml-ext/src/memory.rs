@@ -1,10 +1,11 @@
-//! How much memory a cache takes, before there is one.
+//! How much memory a cache takes, before there is one: the tensors that llama.cpp makes, counted as it makes them.
 
 #![warn(rustdoc::broken_intra_doc_links)]
 
 use crate::error::Error;
+use crate::guard::{self, LayerWeights};
 use crate::kv_type::KvType;
-use crate::spec::{recent, Side};
+use crate::spec::{recent, Layer, Side};
 
 /// What a layer's cache is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,16 +15,35 @@ pub struct LayerShape {
     pub kv_heads: usize,
     /// Values of one head of K.
     pub k_head_size: usize,
-    /// Values of one head of V.
+    /// Values of one head of V; 0 where V is a part of K's rows, as with MLA.
     pub v_head_size: usize,
-    /// Cells that the layer keeps at most, where it has a sliding window.
+    /// Tokens that the layer looks back, where it has a sliding window.
     pub window: Option<usize>,
+    /// All cells are kept in spite of the window.
+    pub keeps_all: bool,
+    /// Tokens that share a cell: 1, except where a model compresses them.
+    pub tokens_per_cell: usize,
+    /// Keys of an indexer, which stay f16 beside a type of this crate.
+    pub indexer: bool,
 }
 
 impl LayerShape {
     /// A layer whose K and V have heads of the same size, without a sliding window.
     pub fn new(kv_heads: usize, head_size: usize) -> LayerShape {
-        LayerShape { kv_heads, k_head_size: head_size, v_head_size: head_size, window: None }
+        LayerShape {
+            kv_heads,
+            k_head_size: head_size,
+            v_head_size: head_size,
+            window: None,
+            keeps_all: false,
+            tokens_per_cell: 1,
+            indexer: false,
+        }
+    }
+
+    /// Does `swa=` of a spec mean it?
+    fn slides(&self) -> bool {
+        self.window.is_some() && !self.keeps_all || self.tokens_per_cell > 1
     }
 }
 
@@ -36,26 +56,245 @@ impl LayerShape {
 /// // Every other layer looks back 1024 tokens only.
 /// let mut local = LayerShape::new(4, 256);
 /// local.window = Some(1024);
-/// let mixed = ModelShape { layers: [LayerShape::new(4, 256), local].repeat(13) };
+/// let mixed = ModelShape::from_layers([LayerShape::new(4, 256), local].repeat(13));
 /// # assert_eq!((llama_8b.layers.len(), mixed.layers.len()), (32, 26));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct ModelShape {
     /// One entry a layer; one that keeps no K and V of its own (a recurrent one, or one that uses another's) has no heads.
     pub layers: Vec<LayerShape>,
+    /// Further caches, each with the number of its layer: an indexer's keys, compressed cells.
+    pub beside: Vec<(usize, LayerShape)>,
+    /// Bytes of the tensors that hold a state of each sequence, whatever the context and the cache types.
+    pub states: Vec<u64>,
+    /// Sequences never share cells.
+    pub own_streams: bool,
+    /// What the guard looks at, for each layer.
+    pub(crate) weights: Vec<LayerWeights>,
 }
 
 impl ModelShape {
+    /// A model of these layers and nothing else.
+    pub fn from_layers(layers: Vec<LayerShape>) -> ModelShape {
+        ModelShape { layers, ..ModelShape::default() }
+    }
+
     /// A model whose layers are all alike.
     pub fn uniform(layers: usize, kv_heads: usize, head_size: usize) -> ModelShape {
-        ModelShape { layers: vec![LayerShape::new(kv_heads, head_size); layers] }
+        ModelShape::from_layers(vec![LayerShape::new(kv_heads, head_size); layers])
+    }
+
+    /// Is V a part of K's rows? llama.cpp wants one type for both then.
+    pub fn shares_rows(&self) -> bool {
+        self.layers.iter().any(|layer| layer.kv_heads > 0 && layer.v_head_size == 0)
+    }
+
+    /// The caches of the layers, and those beside them.
+    fn caches(&self) -> impl Iterator<Item = (usize, &LayerShape)> {
+        let beside = self.beside.iter().map(|(i, layer)| (*i, layer));
+        self.layers.iter().enumerate().chain(beside).filter(|(_, layer)| layer.kv_heads > 0)
     }
 }
 
-/// Bytes of the K and V caches of a model for `ctx` cells. llama.cpp rounds a context up to a multiple of 256 cells: give
-/// the `n_ctx` that it reports. The precise rows of recent cells are those of one sequence; a layer with a sliding window may have
-/// some more, since llama.cpp gives it room for a batch too. Layers that the guard raises, which
-/// only the weights tell, are counted at the type asked for.
+/// A context as llama.cpp makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ContextShape {
+    /// Cells of all sequences (`-c`).
+    pub cells: usize,
+    /// Sequences (`-np`).
+    pub sequences: usize,
+    /// Sequences share the cells (`-kvu`); otherwise each has its part.
+    pub unified: bool,
+    /// Tokens that are computed at once (`-ub`): layers with a window have room for them.
+    pub batch: usize,
+    /// Layers with a window keep all cells (`--swa-full`).
+    pub full_windows: bool,
+    /// Without it there are no recent cells, and V is padded.
+    pub flash_attention: bool,
+}
+
+impl ContextShape {
+    /// One sequence, and what llama.cpp takes by default. It rounds a context up to a multiple of 256 cells, and so does this.
+    pub fn new(cells: usize) -> ContextShape {
+        ContextShape {
+            cells: cells.next_multiple_of(STEP),
+            sequences: 1,
+            unified: false,
+            batch: 512,
+            full_windows: false,
+            flash_attention: true,
+        }
+    }
+
+    /// Streams of cells, and the cells of each.
+    fn streams(&self, model: &ModelShape) -> (usize, usize) {
+        let sequences = self.sequences.max(1);
+        // Cells are dealt out before a model insists on streams of its own.
+        let cells =
+            if self.unified || sequences == 1 { self.cells } else { (self.cells / sequences).next_multiple_of(STEP) };
+        (if self.unified && !model.own_streams { 1 } else { sequences }, cells)
+    }
+}
+
+/// llama.cpp's step of cells.
+const STEP: usize = 256;
+
+/// Bytes of the tensors of a context's caches.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct CacheSize {
+    /// Of K, precise rows of recent cells included.
+    pub k: u64,
+    /// Of V.
+    pub v: u64,
+    /// Of states that do not grow with the context.
+    pub states: u64,
+    /// Values in the cells of K and V.
+    pub values: u64,
+    /// Each tensor's: allocators round them up.
+    pub tensors: Vec<u64>,
+    /// Why layers have a higher type than was asked for: a line for each.
+    pub raised: Vec<String>,
+}
+
+impl CacheSize {
+    /// The caches of a context.
+    ///
+    /// ```
+    /// use ggml_ext::{CacheSize, ContextShape, KvType, ModelShape};
+    ///
+    /// let mut context = ContextShape::new(32768);
+    /// context.sequences = 4;
+    /// let f16 = CacheSize::of(&ModelShape::uniform(32, 8, 128), &context, KvType::F16, KvType::F16)?;
+    /// assert_eq!((f16.bytes(), f16.bits_per_value()), (4 << 30, 16.0));
+    /// # Ok::<(), ggml_ext::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`cache_bytes`].
+    pub fn of(model: &ModelShape, context: &ContextShape, k: KvType, v: KvType) -> Result<CacheSize, Error> {
+        for (side, kind, serves) in [("K", k, k.serves_k()), ("V", v, v.serves_v())] {
+            if !serves {
+                return Err(Error::new(format!("{kind} is not for {side}")));
+            }
+        }
+        k.check_layers(Side::K, model.layers.len())?;
+        v.check_layers(Side::V, model.layers.len())?;
+        let mut size = CacheSize::default();
+        for (i, layer) in model.caches() {
+            Count { model, context, i, layer, k, v }.add_to(&mut size)?;
+        }
+        for state in model.states.iter().map(|bytes| bytes.saturating_mul(context.sequences.max(1) as u64)) {
+            size.states = size.states.saturating_add(state);
+            size.tensors.push(state);
+        }
+        Ok(size)
+    }
+
+    /// Of everything.
+    pub fn bytes(&self) -> u64 {
+        self.k.saturating_add(self.v).saturating_add(self.states)
+    }
+
+    /// Of K and V, recent cells included; 0 where there are none.
+    pub fn bits_per_value(&self) -> f64 {
+        self.k.saturating_add(self.v) as f64 * 8.0 / self.values.max(1) as f64
+    }
+}
+
+/// A layer's cache on its way into a sum.
+struct Count<'a> {
+    model: &'a ModelShape,
+    context: &'a ContextShape,
+    i: usize,
+    layer: &'a LayerShape,
+    k: KvType,
+    v: KvType,
+}
+
+impl Count<'_> {
+    fn add_to(&self, size: &mut CacheSize) -> Result<(), Error> {
+        let (layer, (streams, of_context)) = (self.layer, self.context.streams(self.model));
+        let cells = self.cells(of_context);
+        let asked_k = if layer.indexer && self.k.is_ours() { KvType::F16 } else { self.k };
+        let k = self.resolve(Side::K, asked_k, size)?;
+        let v = if layer.v_head_size > 0 { Some(self.resolve(Side::V, self.v, size)?) } else { None };
+        let row = |kind: KvType, values: usize| kind.row_bytes(values).unwrap_or(0);
+        // Without flash attention V lies across, and all layers have the width of the widest.
+        let across = !self.context.flash_attention && !layer.indexer;
+        let widest = || self.model.layers.iter().map(|l| l.v_head_size * l.kv_heads).max().unwrap_or(0);
+        let rows_of = |k: KvType, v: Option<KvType>| {
+            let v_row = |v| if across { row(v, widest()) } else { row(v, layer.v_head_size) * layer.kv_heads };
+            (row(k, layer.k_head_size) * layer.kv_heads, v.map(v_row))
+        };
+        let mut add = |(k, v): (usize, Option<usize>), rows: usize| {
+            let [k, v] = [Some(k), v].map(|row| row.map(|row| (row as u64).saturating_mul((rows * streams) as u64)));
+            size.k = size.k.saturating_add(k.unwrap_or(0));
+            size.v = size.v.saturating_add(v.unwrap_or(0));
+            size.tensors.extend([k, v].into_iter().flatten());
+        };
+        add(rows_of(k, v), cells);
+        if let Some((slots, k, v)) = self.recent(asked_k, k, v, cells, streams) {
+            // And one that is never read.
+            add(rows_of(k, v), slots + 1);
+        }
+        let values = ((layer.k_head_size + layer.v_head_size) * layer.kv_heads) as u64;
+        size.values = size.values.saturating_add(values.saturating_mul((cells * streams) as u64));
+        Ok(())
+    }
+
+    /// Cells of a stream, of a context that has so many.
+    fn cells(&self, of_context: usize) -> usize {
+        let (layer, context) = (self.layer, self.context);
+        match layer.window.filter(|_| !layer.keeps_all && !context.full_windows) {
+            Some(window) => {
+                let shared = context.unified && !self.model.own_streams;
+                let seen = window.saturating_mul(if shared { context.sequences.max(1) } else { 1 });
+                of_context.min(seen.saturating_add(context.batch)).next_multiple_of(STEP)
+            }
+            None if layer.tokens_per_cell > 1 => {
+                of_context.div_ceil(layer.tokens_per_cell).max(1).next_multiple_of(STEP)
+            }
+            None => of_context,
+        }
+    }
+
+    /// The type of the layer's tensor, raised where the guard says so.
+    fn resolve(&self, side: Side, kind: KvType, size: &mut CacheSize) -> Result<KvType, Error> {
+        let at = |e: Error| Error::new(format!("layer {}, {side}: {e}", self.i));
+        let head_size = if side == Side::K { self.layer.k_head_size } else { self.layer.v_head_size };
+        let (n_layer, sliding) = (self.model.layers.len(), self.layer.slides());
+        kind.for_layer(self.i, n_layer, sliding).row_bytes_or_error(head_size).map_err(at)?;
+        let layer = Layer { index: self.i, n_layer, head_size, sliding };
+        let weights = self.model.weights.get(self.i).map(LayerWeights::borrow).unwrap_or_default();
+        let resolved = guard::resolve(kind.id(), side, &layer, &weights).map_err(Error::new)?;
+        size.raised.extend(resolved.raised);
+        KvType::from_id(resolved.id).ok_or_else(|| at(Error::new(format!("{kind} has no type for it"))))
+    }
+
+    /// Precise rows of recent cells: how many of a stream, and their types.
+    fn recent(
+        &self,
+        asked_k: KvType,
+        k: KvType,
+        v: Option<KvType>,
+        cells: usize,
+        streams: usize,
+    ) -> Option<(usize, KvType, Option<KvType>)> {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let sequences = self.context.sequences.max(1) / streams;
+        let window = self.layer.window.unwrap_or(0);
+        let slots = recent::slots(asked_k.id(), self.v.id(), count(cells), count(sequences), count(window));
+        let (k, v) = recent::types(k.id(), v.map(KvType::id)).filter(|_| slots > 0 && self.context.flash_attention)?;
+        Some((slots as usize, KvType::from_id(k)?, v.and_then(KvType::from_id)))
+    }
+}
+
+/// Bytes of the caches of a model for `ctx` cells, of one sequence, with llama.cpp's default batch. llama.cpp rounds a context
+/// up to a multiple of 256 cells: give the `n_ctx` that it reports. The guard is asked where the shape comes from a
+/// [`Gguf`](crate::Gguf), whose weights it looks at.
 ///
 /// ```
 /// use ggml_ext::{cache_bytes, KvType, ModelShape};
@@ -74,38 +313,8 @@ impl ModelShape {
 /// Where a type does not serve a layer's head size or that side of the cache, and where a spec names layers that are not
 /// there.
 pub fn cache_bytes(shape: &ModelShape, ctx: usize, k: KvType, v: KvType) -> Result<u64, Error> {
-    for (side, kind, serves) in [("K", k, k.serves_k()), ("V", v, v.serves_v())] {
-        if !serves {
-            return Err(Error::new(format!("{kind} is not for {side}")));
-        }
-    }
-    k.check_layers(Side::K, shape.layers.len())?;
-    v.check_layers(Side::V, shape.layers.len())?;
-    let mut total = 0;
-    for (i, layer) in shape.layers.iter().enumerate().filter(|(_, layer)| layer.kv_heads > 0) {
-        let side = |name: &str, kind: KvType, size: usize| {
-            let kind = kind.for_layer(i, shape.layers.len(), layer.window.is_some());
-            kind.row_bytes_or_error(size).map_err(|e| Error::new(format!("layer {i}, {name}: {e}")))
-        };
-        let cell = side("K", k, layer.k_head_size)? + side("V", v, layer.v_head_size)?;
-        let cells = layer.window.map_or(ctx, |window| window.min(ctx));
-        total += (cell * layer.kv_heads) as u64 * cells as u64;
-        total += recent_bytes(layer, i, shape.layers.len(), cells, (k, v));
-    }
-    Ok(total)
-}
-
-/// Bytes of a layer's precise rows: those of the slots, and of one that is never read.
-fn recent_bytes(layer: &LayerShape, index: usize, layers: usize, cells: usize, (k, v): (KvType, KvType)) -> u64 {
-    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    let slots = recent::slots(k.id(), v.id(), count(cells), 1, count(layer.window.unwrap_or(0)));
-    let own =
-        |kind: KvType, size: usize| kind.for_layer(index, layers, layer.window.is_some()).at(size).map(KvType::id);
-    let types = own(k, layer.k_head_size).zip(own(v, layer.v_head_size)).and_then(|(k, v)| recent::types(k, Some(v)));
-    let Some((k, Some(v))) = types.filter(|_| slots > 0) else { return 0 };
-    let row = |id: i32, size: usize| KvType::from_id(id).and_then(|kind| kind.row_bytes(size)).unwrap_or(0);
-    let cell = (row(k, layer.k_head_size) + row(v, layer.v_head_size)) * layer.kv_heads;
-    cell as u64 * (u64::from(slots) + 1)
+    let context = ContextShape { cells: ctx, ..ContextShape::new(0) };
+    CacheSize::of(shape, &context, k, v).map(|size| size.bytes())
 }
 
 /// The largest context, a multiple of 256 as llama.cpp has it, whose caches take no more than `budget` bytes; 0 where
@@ -124,22 +333,36 @@ fn recent_bytes(layer: &LayerShape, index: usize, layers: usize, cells: usize, (
 /// # Errors
 /// As [`cache_bytes`], and where the cache stops growing with the context because every layer has a window.
 pub fn largest_context(shape: &ModelShape, budget: u64, k: KvType, v: KvType) -> Result<usize, Error> {
-    const STEP: usize = 256;
-    let bytes = |steps: usize| cache_bytes(shape, steps * STEP, k, v);
-    // Far beyond any memory there is; the products above stay within 64 bits.
-    let (mut fits, mut beyond) = (0, 1 << 24);
-    if bytes(beyond)? <= budget {
-        return Err(Error::new("this cache fits the memory at every context"));
-    }
-    while beyond - fits > 1 {
-        let middle = (fits + beyond) / 2;
-        if bytes(middle)? <= budget {
-            fits = middle;
-        } else {
-            beyond = middle;
+    let fits =
+        |context: &ContextShape| -> Result<bool, Error> { Ok(CacheSize::of(shape, context, k, v)?.bytes() <= budget) };
+    let largest = ContextShape::new(0).largest(fits)?;
+    largest.ok_or_else(|| Error::new("this cache fits the memory at every context"))
+}
+
+impl ContextShape {
+    /// The most cells of such a context that fit; None where any number does. What fits must go on fitting with fewer.
+    ///
+    /// # Errors
+    /// Those of `fits`.
+    pub fn largest<E>(&self, fits: impl Fn(&ContextShape) -> Result<bool, E>) -> Result<Option<usize>, E> {
+        // Each sequence has whole steps of its own.
+        let step = if self.unified { STEP } else { STEP * self.sequences.max(1) };
+        let fits = |steps: usize| fits(&ContextShape { cells: steps * step, ..*self });
+        // Far beyond any memory there is.
+        let (mut most, mut beyond) = (0, 1 << 24);
+        if fits(beyond)? {
+            return Ok(None);
         }
+        while beyond - most > 1 {
+            let middle = (most + beyond) / 2;
+            if fits(middle)? {
+                most = middle;
+            } else {
+                beyond = middle;
+            }
+        }
+        Ok(Some(most * step))
     }
-    Ok(fits * STEP)
 }
 
 #[cfg(test)]
@@ -166,11 +389,15 @@ mod tests {
     fn windows_and_mla_count_as_they_are() {
         let mut local = LayerShape::new(1, 256);
         local.window = Some(512);
-        let shape = ModelShape { layers: vec![local, LayerShape::new(1, 256)] };
-        assert_eq!(cache_bytes(&shape, 4096, KvType::F16, KvType::F16).unwrap(), (512 + 4096) * 1024);
+        let shape = ModelShape::from_layers(vec![local, LayerShape::new(1, 256)]);
+        assert_eq!(
+            cache_bytes(&shape, 4096, KvType::F16, KvType::F16).unwrap(),
+            (1024 + 4096) * 1024,
+            "a batch beside it"
+        );
         let mut mla = LayerShape::new(1, 576);
         mla.v_head_size = 512;
-        let shape = ModelShape { layers: vec![mla] };
+        let shape = ModelShape::from_layers(vec![mla]);
         assert_eq!(cache_bytes(&shape, 10, kind("srft8"), KvType::F16).unwrap(), 10 * (612 + 1024));
     }
 
@@ -193,7 +420,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_names_the_layer() {
-        let shape = ModelShape { layers: vec![LayerShape::new(8, 128), LayerShape::new(8, 100)] };
+        let shape = ModelShape::from_layers(vec![LayerShape::new(8, 128), LayerShape::new(8, 100)]);
         let e = cache_bytes(&shape, 512, kind("srft4"), KvType::F16).unwrap_err().to_string();
         assert!(e.contains("layer 1, K") && e.contains("100"), "{e}");
     }
@@ -208,6 +435,6 @@ mod tests {
         }
         let mut local = LayerShape::new(1, 64);
         local.window = Some(512);
-        assert!(largest_context(&ModelShape { layers: vec![local] }, 1 << 30, KvType::F16, KvType::F16).is_err());
+        assert!(largest_context(&ModelShape::from_layers(vec![local]), 1 << 30, KvType::F16, KvType::F16).is_err());
     }
 }

@@ -9,13 +9,13 @@
 //! magic u32 | version u32 | length of the body u32 | checksum of those and the body u64 | body
 //!
 //! body   = kind u32 | foreign version u32 | bytes and checksum of the metadata u64 u64 | bytes of data u64 | caches u32, each
-//! cache  = streams u32 | cells of a stream u32 | sequences u32 | flags u32 | layers u32, each | ranges u32, each
+//! cache  = streams u32 | cells of a stream u32 | sequences u32 | flags u32 | layers u32, each | ranges u32, each | calibration u64
 //! layer  = number u32 | K | V | recent K | recent V   an absent side has type -1 and zeros
 //! side   = type i32 | values u32 | row bytes u64 | head size u32 | version u32 | group cells u32 | digest of the signs u64
 //! range  = stream u32 | first cell u32 | end u32      ascending in each stream
 //! ```
 //!
-//! All little-endian. Version 1 has no recent sides.
+//! All little-endian. Version 1 has no recent sides, and versions 1 and 2 have no calibration.
 //!
 //! The metadata (llama.cpp's own, positions and sequences) and then the rows follow. Rows that stand alone are the bytes of their cells in order. Cells that are coded together travel as whole groups, every row of each group
 //! that holds a cell of the state: an I-frame is spread over its group, and a chained row means nothing without those before
@@ -24,6 +24,8 @@
 //!
 //! Recent sides are those of the precise rows that a layer keeps of its last cells. They follow the rows of a stream, for the
 //! cells that its metadata names; a context that keeps none, or fewer, leaves them out.
+//!
+//! The calibration is the digest of the matrices that keys were multiplied by before they were stored, 0 for none.
 //!
 //! A table that changes gets a new version in [`Concrete::version`]; a state of an older one is then decoded by the older
 //! table and written by the new. There is one version so far, and states of others are refused by name.
@@ -43,7 +45,7 @@ pub use context::Context;
 /// The first four bytes: no number of streams, which is what a state of stock llama.cpp has there.
 pub const MAGIC: u32 = 0x7473_766b;
 /// Of the header.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Magic, version, length, checksum.
 pub const PREFIX_BYTES: usize = 20;
 /// A header longer than this is none.
@@ -150,6 +152,8 @@ pub struct StateCache {
     pub sequences: u32,
     /// V_TRANSPOSED, ROTATED.
     pub flags: u32,
+    /// Digest of the calibration that keys are stored by; 0 for none.
+    pub calibration: u64,
     /// Those that have a cache.
     pub layers: Vec<Layer>,
     /// The cells of the state.
@@ -279,7 +283,8 @@ impl In<'_> {
             }
             before = Some(*r);
         }
-        Ok(StateCache { streams, cells, sequences, flags, layers, ranges })
+        let calibration = if version > 2 { self.u64()? } else { 0 };
+        Ok(StateCache { streams, cells, sequences, flags, calibration, layers, ranges })
     }
 }
 
@@ -325,6 +330,7 @@ impl Header {
             for r in &c.ranges {
                 [r.stream, r.from, r.to].into_iter().for_each(|x| body.u32(x));
             }
+            body.u64(c.calibration);
         }
         let mut all = Out(Vec::new());
         [MAGIC, VERSION, body.0.len() as u32].into_iter().for_each(|x| all.u32(x));
@@ -444,6 +450,14 @@ impl StateCache {
                 let (there, here) = if self.flags & flag != 0 { ("is", "not") } else { ("is not", "is") };
                 return Err(format!("{what}: it {there} so in the state, and {here} here"));
             }
+        }
+        if self.calibration != live.calibration {
+            let shown = |digest: u64| match digest {
+                0 => "as they are".into(),
+                digest => format!("by a calibration of digest {digest:016x}"),
+            };
+            let (there, here) = (shown(self.calibration), shown(live.calibration));
+            return Err(format!("its keys are stored {there}, and {here} in this context: give the same cal=FILE"));
         }
         if whole && self.sequences > live.sequences {
             return Err(format!("it has {} sequences, this context may have {}", self.sequences, live.sequences));

@@ -79,6 +79,10 @@ fn delta(bits: u32, size: usize) -> Option<Format> {
     Delta::new(bits, size).map(Format::from)
 }
 
+fn band(bits: u32, size: usize) -> Option<Format> {
+    Delta::banded(bits, size).map(Format::from)
+}
+
 fn polar(bits: u32, size: usize) -> Option<Format> {
     Polar::new(bits, size).map(Format::from)
 }
@@ -105,13 +109,16 @@ const fn family(
 }
 
 #[rustfmt::skip]
-static FAMILIES: [Family; 11] = [
+static FAMILIES: [Family; 14] = [
     family("srft8", 0, srft, 8, Sides::Both, "SRFT, 8-bit levels, f16 scale per 32"),
-    family("srft4", 1, srft, 4, Sides::Both, "SRFT, 16-level table, f16 scale per 32"),
-    family("srft3", 2, srft, 3, Sides::Both, "SRFT, 8-level table, f16 scale per 32"),
-    family("srft2", 3, srft, 2, Sides::Both, "SRFT, 4-level table, f16 scale per 32"),
+    family("srft4", 1, srft, 4, Sides::Both, "SRFT, 16-level table, 8-bit scale per 32"),
+    family("srft3", 2, srft, 3, Sides::Both, "SRFT, 8-level table, 8-bit scale per 32"),
+    family("srft2", 3, srft, 2, Sides::Both, "SRFT, 4-level table, 8-bit scale per 32"),
     family("delta4", 4, delta, 4, DELTA_KEYS, "difference from a predicted key as srft4, an I-frame per 64 cells"),
     family("delta3", 5, delta, 3, DELTA_KEYS, "difference from a predicted key as srft3, an I-frame per 64 cells"),
+    family("band4", 11, band, 4, DELTA_KEYS, "as delta4, in bands of 5 and 3 bits of calibrated keys"),
+    family("band3", 12, band, 3, DELTA_KEYS, "as delta3, in bands of more and fewer bits of calibrated keys"),
+    family("band2", 13, band, 2, DELTA_KEYS, "in bands of 3 and 1 bits of calibrated keys"),
     family("polar4", 6, polar, 4, Sides::Both, "PolarQuant: blocks of 16 as angles of 4+2+2+2 bits and an f16 radius"),
     family("polar3", 7, polar, 3, Sides::Both, "PolarQuant: blocks of 16 as angles of 3+2+2+2 bits and an f16 radius"),
     family("turbo4", 8, turbo, 4, Sides::Both, "TurboQuant: Lloyd-Max at 3 bits, signs of the residual, two f16 norms"),
@@ -141,13 +148,18 @@ impl Family {
 
     /// The family's type for a head size, if it serves it.
     pub fn at(&'static self, head_size: usize) -> Option<Concrete> {
-        HEAD_SIZES.contains(&head_size).then_some(Concrete { family: self, head_size })
+        self.has_size(head_size).then_some(Concrete { family: self, head_size })
     }
 
     /// The head sizes that it serves, smallest first.
-    pub fn head_sizes(&self) -> &'static [usize] {
-        static SIZES: [usize; HEAD_SIZES.len()] = sorted(HEAD_SIZES);
-        &SIZES
+    pub fn head_sizes(&self) -> Vec<usize> {
+        let mut sizes: Vec<_> = HEAD_SIZES.into_iter().filter(|&size| self.has_size(size)).collect();
+        sizes.sort_unstable();
+        sizes
+    }
+
+    fn has_size(&self, head_size: usize) -> bool {
+        HEAD_SIZES.contains(&head_size) && (self.codec)(self.bits, head_size).is_some()
     }
 }
 
@@ -187,22 +199,6 @@ impl Concrete {
     pub fn bits_per_value(self) -> f64 {
         self.row_bytes() as f64 * 8.0 / self.head_size as f64
     }
-}
-
-/// The same sizes, smallest first.
-const fn sorted<const N: usize>(mut sizes: [usize; N]) -> [usize; N] {
-    let mut end = N;
-    while end > 1 {
-        let mut i = 1;
-        while i < end {
-            if sizes[i - 1] > sizes[i] {
-                (sizes[i - 1], sizes[i]) = (sizes[i], sizes[i - 1]);
-            }
-            i += 1;
-        }
-        end -= 1;
-    }
-    sizes
 }
 
 /// All concrete types, in the order of their ids.

@@ -1,6 +1,6 @@
 //! The names that programs depend on, and their signatures: none changes or goes away without a new version of the crate.
 //!
-//! tests/api/ has a list for the version of today. The interface is small and lies in five modules that write it plainly,
+//! tests/api/ has a list for the version of today. The interface is small and lies in seven modules that write it plainly,
 //! so the list is read from their text; a compiler that could say it (rustdoc's JSON) is a nightly one. What the list says
 //! is used below as programs use it, so that text that does not mean what it seems to does not compile.
 
@@ -8,10 +8,10 @@ use std::fs;
 use std::path::Path;
 
 use ggml_ext::{attend, cache_bytes, decode, encode, largest_context};
-use ggml_ext::{AttendOptions, Cache, Error, KvType, LayerShape, ModelShape};
+use ggml_ext::{AttendOptions, Cache, CacheSize, ContextShape, Error, Gguf, KvType, LayerShape, ModelShape};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-const MODULES: [&str; 5] = ["attend", "cache", "error", "kv_type", "memory"];
+const MODULES: [&str; 7] = ["attend", "cache", "error", "gguf", "kv_type", "memory", "shape"];
 
 /// What others see of a module: items, fields and methods that are `pub`, traits, and what is derived. One a line.
 fn surface(source: &str) -> Vec<String> {
@@ -121,9 +121,20 @@ fn functions_are_what_the_list_says() {
     let _: fn(KvType, usize) -> Option<KvType> = KvType::at;
     let _: fn(usize, usize) -> LayerShape = LayerShape::new;
     let _: fn(usize, usize, usize) -> ModelShape = ModelShape::uniform;
+    let _: fn(Vec<LayerShape>) -> ModelShape = ModelShape::from_layers;
+    let _: fn(&ModelShape) -> bool = ModelShape::shares_rows;
+    let _: fn(usize) -> ContextShape = ContextShape::new;
+    let _: fn(&ModelShape, &ContextShape, KvType, KvType) -> Result<CacheSize> = CacheSize::of;
+    let _: fn(&CacheSize) -> u64 = CacheSize::bytes;
+    let _: fn(&CacheSize) -> f64 = CacheSize::bits_per_value;
+    let _: fn(&Path) -> Result<Gguf> = Gguf::open;
+    let _: fn(&Gguf) -> Result<ModelShape> = Gguf::shape;
+    let _: [fn(&Gguf) -> Result<u64>; 2] = [Gguf::weight_bytes, Gguf::weight_bytes_per_token];
+    let _: [fn(&Gguf, &str) -> Option<usize>; 2] = [Gguf::number, Gguf::largest_number];
     // What threads and maps ask of them.
     fn plain<T: Clone + std::fmt::Debug + Send + Sync + 'static>() {}
     let _: [fn(); 5] = [plain::<KvType>, plain::<Cache>, plain::<Error>, plain::<ModelShape>, plain::<LayerShape>];
+    let _: [fn(); 3] = [plain::<Gguf>, plain::<ContextShape>, plain::<CacheSize>];
     fn value<T: Copy + Eq + std::hash::Hash + std::fmt::Display + std::str::FromStr<Err = Error>>() {}
     let _: fn() = value::<KvType>;
     fn number<T: From<KvType>>() {}

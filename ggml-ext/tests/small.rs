@@ -19,7 +19,7 @@ fn near(a: &[f32], b: &[f32], bound: f32) -> bool {
 
 /// Cells of a cache: where cells are coded in groups of 64, more than one group.
 fn cells(kind: KvType) -> usize {
-    if kind.to_string().starts_with("delta") {
+    if ["delta", "band"].iter().any(|family| kind.to_string().starts_with(family)) {
         65
     } else {
         3
@@ -62,7 +62,7 @@ fn once(kind: KvType, size: usize, as_k: bool) {
 const SIZES: &[usize] = if cfg!(miri) { &[64] } else { &[64, 80] };
 
 fn lives(kind: KvType) {
-    for &size in SIZES {
+    for &size in SIZES.iter().filter(|&&size| kind.serves_head_size(size)) {
         if kind.serves_k() {
             once(kind, size, true);
         }

@@ -54,6 +54,7 @@ std::vector<Fixture> fixtures() {
             fixture.encodes  = arch == LLM_ARCH_T5 || arch == LLM_ARCH_DREAM || arch == LLM_ARCH_LLADA || arch == LLM_ARCH_LLADA_MOE || arch == LLM_ARCH_RND1;
             fixture.one_kind = arch == LLM_ARCH_DEEPSEEK4 || has_key(gguf_of(arch, moe).get(), name + ".attention.key_length_mla");
             fixture.load     = [=](size_t seed) { return load(arch, moe, seed); };
+            fixture.write    = [=](const std::string & path) { return gguf_write_to_file(gguf_of(arch, moe).get(), path.c_str(), true); };
             res.push_back(std::move(fixture));
         }
     }

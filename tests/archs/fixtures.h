@@ -14,7 +14,8 @@ struct Fixture {
     bool        encodes;  // an encoder, or a model without a cache, that llama.cpp's test runs by llama_encode first
     bool        one_kind; // of cache type: K and V share their rows, and llama.cpp wants one type for both
 
-    std::function<llama_model *(size_t seed)> load;
+    std::function<llama_model *(size_t seed)>      load;
+    std::function<bool(const std::string & path)> write; // its header as a GGUF file, without the weights
 };
 
 std::vector<Fixture> fixtures();

@@ -6,6 +6,7 @@
 // What llama.cpp cannot do with a type must be refused when the context is made, with the reason; nothing may abort.
 
 #include "fixtures.h"
+#include "sizes.h"
 
 #include "../harness/harness.h"
 #include "../harness/tokens.h"
@@ -285,10 +286,15 @@ void test_fixture(const Fixture & fixture, size_t seed) {
 }  // namespace
 
 int main(int argc, char ** argv) {
-    begin_program("archs", argc, argv);
+    std::string sizes;
+    begin_program("archs", argc, argv, { { "--sizes", "DIR", [&](const char * dir) { sizes = dir; } } });
     llama_log_set(keep_log, nullptr);
     ggml_backend_load_all();
     llama_backend_init();
+    if (!sizes.empty()) {
+        print_sizes(sizes);
+        return end_program();
+    }
     for (const Fixture & fixture : fixtures()) {
         for (size_t seed = 1; seed <= (soak ? 5 : 1); seed++) {
             test_fixture(fixture, seed);

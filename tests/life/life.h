@@ -83,3 +83,4 @@ void test_memories();
 void test_guard();
 void test_history();
 void test_walks();
+void test_calibrated();

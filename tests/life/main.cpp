@@ -4,10 +4,13 @@
 
 #include "ggml-backend.h"
 
-extern std::string directory;
+extern std::string directory, calibrate_program;
 
 int main(int argc, char ** argv) {
-    begin_program("life", argc, argv, { { "--dir", "FOLDER", [](const char * folder) { directory = folder; } } });
+    begin_program("life", argc, argv, {
+        { "--dir", "FOLDER", [](const char * folder) { directory = folder; } },
+        { "--calibrate", "PROGRAM", [](const char * program) { calibrate_program = program; } }, // kv-calibrate
+    });
     llama_log_set(keep_log, nullptr);
     ggml_backend_load_all();
     llama_backend_init();
@@ -18,6 +21,7 @@ int main(int argc, char ** argv) {
     test_memories();
     test_guard();
     test_history();
+    test_calibrated();
     test_walks();
     return end_program();
 }

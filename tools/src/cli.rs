@@ -11,7 +11,7 @@ use anyhow::{bail, Result};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::source::{self, Source};
-use crate::{bench, build_tree, compare, needle, patch, process, project_root, run, types};
+use crate::{bench, build_tree, calibrate, compare, needle, patch, plan, process, project_root, run, types};
 
 const ENVIRONMENT: &str = "\
 Environment:
@@ -32,6 +32,10 @@ pub struct Arguments {
 pub enum Verb {
     /// Compare quality, size and speed of K/V pairs with f16
     Compare(compare::Options),
+    /// Learn the shape of a model's keys from a text, for specs with cal=FILE
+    Calibrate(calibrate::Options),
+    /// Plan for a model: bytes of its caches by type, the context that fits a memory, the speed to expect
+    Plan(plan::Options),
     /// Hide a number in a long text and check that every type finds it where f16 does
     Needle(needle::Options),
     /// Time attention and encoding alone, against upstream's ops and the memory bandwidth
@@ -96,7 +100,9 @@ pub enum Tree {
 pub fn dispatch(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Compare(options) => compare::compare(&options)?,
+        Verb::Plan(options) => plan::plan(&options)?,
         Verb::Bench(options) => bench::bench(&options)?,
+        Verb::Calibrate(options) => calibrate::calibrate(&options)?,
         Verb::Needle(options) => return needle::needle(&options),
         Verb::Test(handed) => return hand_over("test", &handed),
         Verb::Build { options, target } => println!("{}", build_tree::build(&options, &target)?.display()),

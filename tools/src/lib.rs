@@ -6,6 +6,7 @@
 pub mod bench;
 pub mod build_tree;
 pub mod cache;
+pub mod calibrate;
 pub mod cli;
 pub mod compare;
 pub mod cpu;
@@ -16,6 +17,7 @@ pub mod pair;
 pub mod patch;
 #[path = "../../sys/build/pip.rs"]
 mod pip;
+pub mod plan;
 pub mod process;
 pub mod progress;
 pub mod python;

@@ -13,7 +13,8 @@ pub struct Pair {
 
 impl Pair {
     pub fn parse(text: &str) -> Result<Pair> {
-        let (k, v) = text.split_once('/').unwrap_or((text, text));
+        // The last one: K may name a file.
+        let (k, v) = text.rsplit_once('/').unwrap_or((text, text));
         let (k, v) = (k.trim(), v.trim());
         types::check(k, Side::K)?;
         types::check(v, Side::V)?;
@@ -73,6 +74,7 @@ mod tests {
             names(&["srft4,0-1=srft8/srft3,-1=f16,srft4"])[3..],
             ["srft4,0-1=srft8/srft3,-1=f16".to_string(), "srft4".into()]
         );
+        assert_eq!(Pair::parse("delta4,cal=a/b.gguf/f16").unwrap().k, "delta4,cal=a/b.gguf");
         let default = names(&[]);
         assert!(["srft8", "srft4", "polar3", "delta4/srft4", "qjl1/f16", "q8_0/srft4"]
             .iter()

@@ -1,6 +1,6 @@
 //! The type table as people and scripts see it. All that is known of ggml-ext's own table is known here.
 
-use anyhow::{anyhow, Result};
+use anyhow::{anyhow, bail, Result};
 use ggml_ext::spec::{self, Member};
 use ggml_ext::table;
 use serde_json::{json, Value};
@@ -103,8 +103,12 @@ pub fn split(list: &str) -> Vec<String> {
 
 /// What is no cache type, and a type on a side it does not serve, is an error that says where and lists what exists.
 pub fn check(text: &str, side: Side) -> Result<()> {
-    for member in spec::parse(text)?.members() {
+    let spec = spec::parse(text)?;
+    for member in spec.members() {
         member.check_side(side).map_err(|e| anyhow!(e))?;
+    }
+    if side == Side::V && spec.calibration.is_some() {
+        bail!("{text} is not for V: a calibration (cal=FILE) is for keys, as in {text}/f16");
     }
     Ok(())
 }
@@ -162,6 +166,9 @@ mod tests {
         assert!(e.contains("not for V") && e.contains("srft4"), "{e}");
         check("q4_0", Side::K).unwrap();
         check("srft4,0-1=srft8,-1=f16", Side::K).unwrap();
+        check("srft4,cal=x.gguf", Side::K).unwrap();
+        let e = check("srft4,cal=x.gguf", Side::V).unwrap_err().to_string();
+        assert!(e.contains("for keys"), "{e}");
         let e = check("srft4,0=srft9", Side::K).unwrap_err().to_string();
         assert!(e.contains("character 9"), "{e}");
     }

@@ -1,12 +1,12 @@
-//! Every architecture of llama.cpp's test-llama-archs with caches of our types.
+//! Every architecture of llama.cpp's test-llama-archs with caches of our types, and their sizes as they are planned.
 
 use std::process::Command;
 
 use anyhow::Result;
 
-use super::{program, Options, Tally};
-use kv::build_tree;
+use super::{plan, program, Options, Tally};
 use kv::source::{self, Source, Tree};
+use kv::{build_tree, cache};
 
 const PROGRAM: &str = "kv-test-archs";
 const FIXTURES: &str = "tests/test-llama-archs.cpp";
@@ -18,5 +18,12 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         return Ok(());
     }
     let bin = tally.timed("build", || build_tree::build(&build_tree::Options::default(), &[PROGRAM.into()]))?;
-    program::run(&mut Command::new(bin.join(PROGRAM)), PROGRAM, options, tally)
+    program::run(&mut Command::new(bin.join(PROGRAM)), PROGRAM, options, tally)?;
+    let headers = cache::Scratch::new()?;
+    let mut sizes = Command::new(bin.join(PROGRAM));
+    sizes.arg("--sizes").arg(headers.path()).args(options.quick.then_some("--quick"));
+    let (agree, differ) = tally.timed("plan", || plan::compare(&mut sizes))?;
+    tally.add(agree, 0);
+    differ.iter().for_each(|why| tally.fail("plan", why));
+    Ok(())
 }

@@ -9,6 +9,7 @@ mod metal;
 mod model;
 mod neon;
 mod ops;
+mod plan;
 mod program;
 mod rust;
 mod wrapper;

@@ -88,7 +88,7 @@ fn main() -> Result<()> {
     println!(
         "[ {k}/{v}: {:.1} tokens/s, cache {:.2} MiB for {} cells, {past} used ]",
         generated as f64 / seconds.max(1e-9),
-        cache_mib(&model, context.n_ctx(), &options.cache)?,
+        cache_mib(context.n_ctx(), &options.cache)?,
         context.n_ctx(),
     );
     Ok(())

@@ -1,14 +1,13 @@
-//! What context fits? The cache types side by side for a model and a memory.
+//! What context fits? The cache types side by side for a model and a memory: `cargo kv plan` in a few lines.
 //!
 //!     cargo run --release --bin planner -- --memory 8G --model MODEL.gguf
 //!     cargo run --release --bin planner -- --memory 8G --layers 32 --kv-heads 8 --head-size 128 --weights 4.5G
 
 use std::path::PathBuf;
 
-use anyhow::{bail, Context as _, Result};
+use anyhow::{bail, Result};
 use clap::Parser;
-use ggml_ext::{cache_bytes, largest_context, KvType, ModelShape};
-use llama_cpp_2::llama_backend::LlamaBackend;
+use ggml_ext::{largest_context, CacheSize, ContextShape, Gguf, KvType, ModelShape};
 
 #[derive(Parser)]
 #[command(about = "What context fits into a memory, by cache type")]
@@ -56,10 +55,8 @@ fn main() -> Result<()> {
     let options = Options::parse();
     let (shape, weights) = match (&options.model, options.layers, options.kv_heads, options.head_size) {
         (Some(file), ..) => {
-            let mut backend = LlamaBackend::init()?;
-            backend.void_logs();
-            let model = kv_examples::load_model(&backend, file, true)?;
-            (kv_examples::shape(&model)?, std::fs::metadata(file)?.len())
+            let model = Gguf::open(file)?;
+            (model.shape()?, model.weight_bytes()?)
         }
         (None, Some(layers), Some(heads), Some(size)) => (ModelShape::uniform(layers, heads, size), options.weights),
         _ => bail!("give --model, or --layers, --kv-heads and --head-size"),
@@ -68,25 +65,19 @@ fn main() -> Result<()> {
         bail!("the weights alone take {:.2} GiB", weights as f64 / f64::from(1 << 30));
     };
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let layer = shape.layers.first().context("a model without layers has no cache")?;
-    println!("{:.0} MiB for the cache; {} layers of {} KV heads", mib(budget), shape.layers.len(), layer.kv_heads);
-    println!("{:<14}{:>12}{:>16}{:>14}", "K/V", "bits/value", "KiB per token", "context");
+    println!("{:.0} MiB for the cache of {} layers", mib(budget), shape.layers.len());
+    println!("{:<14}{:>12}{:>16}{:>14}", "K/V", "bits/value", "MiB for 8192", "context");
     for text in &options.types {
         let (k, v) = pair(text)?;
-        let token = match cache_bytes(&shape, 1, k, v) {
-            Ok(bytes) => bytes,
-            Err(why) => {
-                println!("{text:<14} {why}");
-                continue;
-            }
-        };
-        let values: usize = shape.layers.iter().map(|l| l.kv_heads * (l.k_head_size + l.v_head_size)).sum();
-        println!(
-            "{text:<14}{:>12.2}{:>16.2}{:>14}",
-            token as f64 * 8.0 / values as f64,
-            token as f64 / 1024.0,
-            largest_context(&shape, budget, k, v)?
-        );
+        match CacheSize::of(&shape, &ContextShape::new(8192), k, v) {
+            Ok(size) => println!(
+                "{text:<14}{:>12.2}{:>16.2}{:>14}",
+                size.bits_per_value(),
+                mib(size.bytes()),
+                largest_context(&shape, budget, k, v)?
+            ),
+            Err(why) => println!("{text:<14} {why}"),
+        }
     }
     Ok(())
 }

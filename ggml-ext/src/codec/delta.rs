@@ -1,10 +1,12 @@
-//! delta4, delta3: a rotated key as its difference from a prediction.
+//! delta4, delta3, band4, band3, band2: a key as its difference from a prediction.
 //!
 //! Neighbouring keys are alike: they share the bias of their projection, the slow channels of RoPE hardly turn from one
 //! cell to the next, and text stays with its subject. What a row of 4-bit codes loses is in proportion to what it
 //! codes, so coding the difference from a good guess is worth more than any table (measured in docs/types.md).
 //!
-//! A group is 64 consecutive cells of one head. It has an I-frame m; with u = key - m in the rotated domain,
+//! Keys of delta are rotated; those of band come in a space of their model's own, see [`super::band`].
+//!
+//! A group is 64 consecutive cells of one head. It has an I-frame m; with u = key - m in that space,
 //!
 //! ```text
 //! u_t = d_t + RHO u_(t-1)        a chained row
@@ -12,13 +14,13 @@
 //! u_t = d_t - m                  a row alone: a key that has nothing to do with the I-frame
 //! ```
 //!
-//! and d_t is stored as srft stores a row. A writer takes the one with the least to code, so a row is never coded worse
-//! than srft would, whatever its neighbours hold. RHO below one forgets: what went wrong with a row is down to a
+//! and d_t is stored as srft or band store a row. A writer takes the one with the least to code, so a row is never coded
+//! worse than srft would, whatever its neighbours hold. RHO below one forgets: what went wrong with a row is down to a
 //! thousandth after twenty cells. Everything is linear, so scores need no key: with w_t = q.d_t + RHO w_(t-1) the score
 //! is q.m + w_t.
 //!
 //! ```text
-//! row     = srft row (scales | codes) | its share of m: f16 x slots        slots = head size / 64, rounded up
+//! row     = scales | codes | its share of m: f16 x slots        slots = head size / 64, rounded up
 //! m         value i lies in slot i % slots of row i / slots; what would lie beyond the end of the cache is 0
 //! kind      bits 0 and 1 of the row's first slot:    0 empty    1 alone    2 restart    3 chained
 //! I-frame   is there: bit 2 of the first slot of the group's first row
@@ -30,13 +32,14 @@
 //! Any bytes decode: a row that says chained without a predecessor in its group counts as a restart row, what is not
 //! finite counts as zero.
 
+use super::band::Band;
 use super::levels::LevelLayout;
 use super::srft::Srft;
 use super::RowFormat;
 use crate::domain::Domain;
 use crate::lanes::{Lanes, Simd, LANES};
 use crate::room::Room;
-use crate::rotation::{Rotation, MAX_HEAD};
+use crate::rotation::MAX_HEAD;
 use half::f16;
 
 /// Cells of a group.
@@ -61,10 +64,74 @@ const FRAMED: u8 = 4;
 /// The bits of a slot that are not part of m.
 const FLAGS: u16 = 7;
 
+/// What a calibrated transform and bands leave of the error of scores, besides: the root of band3's KLD over delta3's.
+const LEFT_BY_BANDS: f32 = 0.7;
+
 /// The row format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delta {
-    residual: Srft,
+    residual: Residual,
+}
+
+/// How differences are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residual {
+    /// delta4, delta3.
+    Equal(Srft),
+    /// band4, band3, band2.
+    Bands(Band),
+}
+
+impl Residual {
+    /// Values of a head.
+    pub fn size(self) -> usize {
+        match self {
+            Residual::Equal(f) => f.size(),
+            Residual::Bands(f) => f.size(),
+        }
+    }
+
+    /// Mean bits of a code.
+    pub fn bits(self) -> u32 {
+        match self {
+            Residual::Equal(f) => f.bits(),
+            Residual::Bands(f) => f.bits(),
+        }
+    }
+
+    /// Bytes of scales and codes.
+    pub fn row_bytes(self) -> usize {
+        match self {
+            Residual::Equal(f) => f.row_bytes(),
+            Residual::Bands(f) => f.row_bytes(),
+        }
+    }
+
+    /// What they unpack to.
+    pub fn levels(self) -> LevelLayout {
+        match self {
+            Residual::Equal(f) => f.levels(),
+            Residual::Bands(f) => f.levels(),
+        }
+    }
+
+    /// Encodes a difference, in the space that rows are stored in.
+    #[inline(always)]
+    pub fn encode<S: Simd>(self, d: &[f32], row: &mut [u8]) {
+        match self {
+            Residual::Equal(f) => f.encode_rotated::<S>(d, row),
+            Residual::Bands(f) => f.encode::<S>(d, row),
+        }
+    }
+
+    /// The way back.
+    #[inline(always)]
+    pub fn decode(self, row: &[u8], d: &mut [f32]) {
+        match self {
+            Residual::Equal(f) => f.decode_rotated(row, d),
+            Residual::Bands(f) => f.decode(row, d),
+        }
+    }
 }
 
 /// What a row is.
@@ -94,13 +161,26 @@ pub struct Flags {
 impl Delta {
     /// None where no such format exists.
     pub fn new(bits: u32, size: usize) -> Option<Delta> {
-        let residual = Srft::new(bits, size)?;
+        let residual = Residual::Equal(Srft::new(bits, size)?);
         matches!(bits, 3 | 4).then_some(Delta { residual })
     }
 
+    /// The same with bands.
+    pub fn banded(bits: u32, size: usize) -> Option<Delta> {
+        Some(Delta { residual: Residual::Bands(Band::new(bits, size)?) })
+    }
+
     /// How differences are stored, at the beginning of a row.
-    pub fn residual(self) -> Srft {
+    pub fn residual(self) -> Residual {
         self.residual
+    }
+
+    /// The bands of its rows, if they have some: keys must then come by the matrices of their model.
+    pub fn bands(self) -> Option<Band> {
+        match self.residual {
+            Residual::Equal(_) => None,
+            Residual::Bands(f) => Some(f),
+        }
     }
 
     /// Values of the I-frame that a row carries.
@@ -108,12 +188,7 @@ impl Delta {
         self.size().div_ceil(GROUP_CELLS)
     }
 
-    /// The rotation of this head size.
-    pub fn rotation(self) -> &'static Rotation {
-        self.residual.rotation()
-    }
-
-    /// Encodes a rotated key x of a group, from the deviation of the row before where there is one and it helps.
+    /// Encodes a key x of a group, in the space that rows are stored in, from the deviation of the row before where there is one and it helps.
     #[inline(always)]
     pub fn encode_key<S: Simd>(self, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]) {
         let (mut y, mut d) = (Room::new(), Room::new());
@@ -140,7 +215,7 @@ impl Delta {
         } else {
             (ALONE, &x[..self.size()])
         };
-        self.residual.encode_rotated::<S>(d, row);
+        self.residual.encode::<S>(d, row);
         let flags = &mut row[self.residual.row_bytes()];
         *flags = *flags & !KIND | kind;
     }
@@ -289,11 +364,17 @@ impl RowFormat for Delta {
     }
 
     fn score_error(self) -> f32 {
-        LEFT_BY_PREDICTION * self.residual.score_error()
+        match self.residual {
+            Residual::Equal(f) => LEFT_BY_PREDICTION * f.score_error(),
+            Residual::Bands(f) => LEFT_BY_BANDS * LEFT_BY_PREDICTION * super::error_of_bits(f.bits()),
+        }
     }
 
     fn domain(self) -> Domain {
-        self.residual.domain()
+        match self.residual {
+            Residual::Equal(f) => f.domain(),
+            Residual::Bands(_) => Domain::Plain,
+        }
     }
 
     fn levels(self) -> LevelLayout {
@@ -309,14 +390,25 @@ impl RowFormat for Delta {
     fn encode<S: Simd>(self, x: &[f32], row: &mut [u8]) {
         let residual = self.residual.row_bytes();
         row[residual..self.row_bytes()].fill(0);
-        self.residual.encode::<S>(x, row);
+        match self.residual {
+            Residual::Equal(f) => f.encode::<S>(x, row),
+            Residual::Bands(f) => {
+                let mut clean = Room::new();
+                let clean = clean.zeros(self.size());
+                super::clean(x, clean);
+                f.encode::<S>(clean, row);
+            }
+        }
         row[residual] = ALONE;
     }
 
     /// As a key that has nothing to do with others.
     #[inline(always)]
     fn decode<S: Simd>(self, row: &[u8], x: &mut [f32]) {
-        self.residual.decode::<S>(row, x);
+        match self.residual {
+            Residual::Equal(f) => f.decode::<S>(row, x),
+            Residual::Bands(f) => f.decode(row, x),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a stored row unpacks to, whatever its family: levels and scales.
 
+use super::band::Band;
 use super::plain::Blocks;
 use super::polar::Polar;
 use super::qjl::Qjl;
@@ -55,6 +56,8 @@ pub enum Packing {
     CodesAndSigns(Turbo),
     /// Signs alone, padded to a multiple of 64 levels.
     Signs(Qjl),
+    /// Codes behind the scales, of other widths from band to band.
+    Bands(Band),
     /// Angles.
     Angles(Polar),
     /// ggml's blocks.
@@ -70,6 +73,7 @@ impl Packing {
             Packing::Codes(f) => f.unpack(row, levels, scales),
             Packing::CodesAndSigns(f) => f.unpack(row, levels, scales),
             Packing::Signs(f) => f.unpack(row, levels, scales),
+            Packing::Bands(f) => f.unpack(row, levels, scales),
             Packing::Angles(f) => f.unpack(row, levels, scales),
             Packing::Blocks(f) => f.unpack(row, levels, scales),
         }

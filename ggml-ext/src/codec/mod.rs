@@ -1,5 +1,6 @@
 //! How rows are stored. A codec knows nothing of ggml, and the instruction sets know nothing of attention.
 
+pub mod band;
 pub mod delta;
 mod format;
 pub mod levels;
@@ -24,7 +25,7 @@ pub use format::{RowFormat, Scorer};
 format::formats! {
     /// srft8, srft4, srft3, srft2.
     Srft,
-    /// delta4, delta3.
+    /// delta4, delta3, band4, band3, band2.
     Delta,
     /// polar4, polar3.
     Polar,

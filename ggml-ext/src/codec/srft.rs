@@ -53,7 +53,7 @@ pub struct Levels<const N: usize> {
     /// one that maps it to the last.
     search: [&'static [i32]; 2],
     /// What fitting leaves of values is divided by this.
-    kappa: f32,
+    pub(super) kappa: f32,
     /// The levels once more.
     values: [f32; N],
     /// Half way between level i-1 and level i.
@@ -63,7 +63,7 @@ pub struct Levels<const N: usize> {
 }
 
 impl<const N: usize> Levels<N> {
-    const fn new(table: [i8; N], search: [&'static [i32]; 2], kappa: f32) -> Self {
+    pub(super) const fn new(table: [i8; N], search: [&'static [i32]; 2], kappa: f32) -> Self {
         let (mut values, mut middles, mut codes) = ([0.0; N], [0.0; N], [0.0; N]);
         let mut i = 0;
         while i < N {
@@ -330,7 +330,11 @@ fn signed_max<S: Simd, const V: usize>(x: &[S; V]) -> f32 {
 
 /// Codes of one group of V * 16 values, and the code of its scale.
 #[inline(always)]
-fn encode_group<S: Simd, const N: usize, const V: usize>(levels: &Levels<N>, values: &[f32], codes: &mut [u8]) -> u8 {
+pub(super) fn encode_group<S: Simd, const N: usize, const V: usize>(
+    levels: &Levels<N>,
+    values: &[f32],
+    codes: &mut [u8],
+) -> u8 {
     let mut x = [S::splat(0.0); V];
     for (v, x) in x.iter_mut().enumerate() {
         *x = S::load(&values[v * LANES..]);

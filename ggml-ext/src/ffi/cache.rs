@@ -2,8 +2,9 @@
 
 use super::{answered, count, guarded, noted, slice, text};
 use crate::guard::{self, Weights};
-use crate::spec::{self, recent, AskedType, ContextKind, Keeps, Layer, Side};
+use crate::spec::{self, calibration, recent, AskedType, ContextKind, Keeps, Layer, Side};
 use std::ffi::c_char;
+use std::path::Path;
 
 /// May a context be made with these cache types, for a model of so many layers? `is_ggml_*`: the id is one of ggml's
 /// own types. Refuses ids that are nobody's, types on a side they do not serve, specs of layers that the model does not
@@ -192,4 +193,51 @@ pub unsafe extern "C" fn ggml_ext_recent_types(
         (*recent_k, *recent_v) = (k, v.unwrap_or(-1));
         true
     })
+}
+
+/// The calibration that a K cache type names ("delta4,cal=FILE"), or where it names none the file beside a model of this path
+/// (NULL or empty: not known). True where it was named; `file` is empty where there is neither.
+///
+/// # Safety
+/// `model` is NULL or a C string; `file` is NULL or has room for `size` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_calibration_file(
+    type_k: i32,
+    model: *const c_char,
+    file: *mut c_char,
+    size: usize,
+) -> bool {
+    let find = || {
+        if let Some(named) = calibration::file(type_k) {
+            return (true, named.to_string());
+        }
+        // SAFETY: the caller's promise.
+        let model = unsafe { text(model) }.filter(|path| !path.is_empty());
+        (false, model.map_or_else(String::new, |path| calibration::beside(Path::new(&*path)).display().to_string()))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { noted(false, file, size, || Ok(find())) }
+}
+
+/// The order in which the rows of a type hold the bands of calibrated keys, 32 components each: `order`, of `size`, gets the
+/// band of components that is the row's first, second, … The number of bands; 0 for types without.
+///
+/// # Safety
+/// `order` has room for `size` numbers.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_band_order(id: i32, order: *mut i32, size: usize) -> usize {
+    guarded(0, || {
+        let Some(bands) = calibration::bands(id).filter(|bands| bands.bands() <= size) else { return 0 };
+        for (i, band) in bands.order().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { *order.add(i) = band as i32 };
+        }
+        bands.bands()
+    })
+}
+
+/// Does a K tensor of this type need a calibration?
+#[no_mangle]
+pub extern "C" fn ggml_ext_needs_calibration(id: i32) -> bool {
+    guarded(false, || calibration::needs(id))
 }

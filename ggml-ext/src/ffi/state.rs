@@ -51,6 +51,8 @@ pub struct CStateCache {
     rotated: bool,
     /// a context's: bytes of a cell's metadata beside its position and sequences
     extension: u32,
+    /// digest of the calibration that keys are stored by; 0: none
+    calibration: u64,
     layers: *const CStateLayer,
     n_layers: usize,
     /// a state's: its cells; a context's: those that a sequence may take
@@ -98,6 +100,7 @@ impl CStateCache {
             cells: self.cells,
             sequences: self.sequences,
             flags: state::StateCache::flags(self.v_transposed, self.rotated),
+            calibration: self.calibration,
             layers: layers.iter().map(layer).collect(),
             ranges: ranges.to_vec(),
         }

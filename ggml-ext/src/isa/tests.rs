@@ -452,8 +452,8 @@ fn floats_widen_exactly() {
 #[test]
 fn rotations_agree_with_scalar_to_the_bit() {
     let mut noise = Noise::new(20);
-    for f in HEAD_SIZES.into_iter().filter_map(|size| Delta::new(4, size)) {
-        let (r, x) = (f.rotation(), noise.row(f.size()));
+    for r in HEAD_SIZES.into_iter().filter_map(Rotation::of) {
+        let x = noise.row(r.size());
         let run = |k: &Kernels| {
             let (mut y, mut back) = (vec![0.0f32; x.len()], vec![0.0f32; x.len()]);
             // SAFETY: kernels of this CPU.
@@ -464,9 +464,9 @@ fn rotations_agree_with_scalar_to_the_bit() {
             (y, back)
         };
         let want = run(&scalar::KERNELS);
-        assert!(want.1.iter().zip(&x).all(|(a, b)| (a - b).abs() < 1e-5), "{} does not come back", f.size());
+        assert!(want.1.iter().zip(&x).all(|(a, b)| (a - b).abs() < 1e-5), "{} does not come back", r.size());
         for k in others() {
-            assert_eq!(run(k), want, "{} {}", k.name, f.size());
+            assert_eq!(run(k), want, "{} {}", k.name, r.size());
         }
     }
 }
@@ -636,7 +636,7 @@ fn polar_scores_agree_with_scalar_to_the_bit_and_with_f64() {
 #[test]
 fn chains_agree_with_scalar_to_the_bit() {
     let mut noise = Noise::new(10);
-    for f in HEAD_SIZES.into_iter().filter_map(|size| Delta::new(3, size)) {
+    for f in HEAD_SIZES.into_iter().flat_map(|size| [Delta::new(3, size), Delta::banded(2, size)]).flatten() {
         let (stride, width, queries) = (f.row_bytes() + 3, padded(f.size()), 3);
         for rows in [1, 37, 64] {
             let mut bytes: Vec<u8> = (0..64 * stride).map(|_| noise.bits() as u8).collect();

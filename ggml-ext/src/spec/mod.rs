@@ -6,6 +6,7 @@
 //! delta4,swa=srft4             layers with a sliding window
 //! srft4,guard=off              without the guard
 //! srft4,recent=64              precise rows of the last 64 cells; 0 for none
+//! delta4,cal=FILE              keys turned by a calibration of the model
 //! ```
 //!
 //! A spec stands wherever a type's name does. llama.cpp carries a cache type as a number from the command line to the
@@ -16,6 +17,7 @@
 //! A layer that is named by number has that type, whatever else is said; where several ranges name it, the last one
 //! counts. A layer with a sliding window has the type of `swa`, if given. All others have the first type.
 
+pub mod calibration;
 mod check;
 mod info;
 mod parse;
@@ -277,6 +279,8 @@ pub struct Spec {
     pub guard: bool,
     /// Cells that are kept as precise rows too, where that is said.
     pub recent: Option<u32>,
+    /// The file of a calibration of the model, where one is named.
+    pub calibration: Option<String>,
 }
 
 impl Spec {
@@ -292,7 +296,8 @@ impl Spec {
 
     /// One type for all layers and nothing else said: then a type's own id says the same.
     pub fn alone(&self) -> Option<Member> {
-        let plain = self.layers.is_empty() && self.sliding.is_none() && self.guard && self.recent.is_none();
+        let only_types = self.recent.is_none() && self.calibration.is_none();
+        let plain = self.layers.is_empty() && self.sliding.is_none() && self.guard && only_types;
         plain.then_some(self.default)
     }
 
@@ -314,6 +319,12 @@ impl Spec {
     pub fn check(&self, side: Side, n_layer: usize) -> Result<(), String> {
         for member in self.members() {
             member.check_side(side).map_err(|e| format!("{side} cache type {}: {e}", self.shown()))?;
+        }
+        if let Some(file) = self.calibration.as_deref().filter(|_| side == Side::V) {
+            return Err(format!(
+                "{side} cache type {}: cal={file} is for keys alone: say it in --cache-type-k",
+                self.shown()
+            ));
         }
         for (range, member) in &self.layers {
             range

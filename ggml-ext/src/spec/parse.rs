@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! spec   = type *( "," item )
-//! item   = layers "=" type | "swa" "=" type | "guard" "=" ( "on" | "off" ) | "recent" "=" digits
+//! item   = layers "=" type | "swa" "=" type | "guard" "=" ( "on" | "off" ) | "recent" "=" digits | "cal" "=" file
 //! layers = layer [ "-" layer ]            layer = [ "-" ] digits
 //! ```
 //!
-//! Blanks may stand between the parts.
+//! Blanks may stand between the parts. A file's name has no comma.
 
 use super::{names, Member, Range, Spec};
 use std::fmt;
@@ -36,7 +36,7 @@ impl fmt::Display for SpecError {
         }
         write!(
             f,
-            "types: {}\nform: TYPE[,LAYERS=TYPE…][,swa=TYPE][,guard=off][,recent=CELLS], as in srft4,0-1=srft8,-1=f16",
+            "types: {}\nform: TYPE[,LAYERS=TYPE…][,swa=TYPE][,guard=off][,recent=CELLS][,cal=FILE], as in srft4,0-1=srft8,-1=f16",
             names()
         )
     }
@@ -62,6 +62,7 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
         sliding: None,
         guard: true,
         recent: None,
+        calibration: None,
     };
     let mut guard_given = false;
     for piece in &pieces[1..] {
@@ -119,7 +120,10 @@ fn item(piece: Piece, spec: &mut Spec, guard_given: &mut bool) -> Result<(), Bad
                     "which layers are to be {text}? Say LAYERS={text} or swa={text}; the first type is for the rest"
                 )
             }
-            text => format!("'{text}' is not LAYERS=TYPE, swa=TYPE, guard=off or recent=CELLS"),
+            text if spec.calibration.is_some() => format!(
+                "'{text}' is not LAYERS=TYPE, swa=TYPE, guard=off or recent=CELLS; the file of cal= cannot have a comma in its name"
+            ),
+            text => format!("'{text}' is not LAYERS=TYPE, swa=TYPE, guard=off, recent=CELLS or cal=FILE"),
         };
         return Err((piece.at, reason));
     };
@@ -141,6 +145,9 @@ fn item(piece: Piece, spec: &mut Spec, guard_given: &mut bool) -> Result<(), Bad
             let wanted = || format!("recent is a number of cells, 0 to {MOST_RECENT}, not '{}'", value.text);
             spec.recent = Some(cells.ok_or_else(|| (value.at, wanted()))?);
         }
+        "cal" if spec.calibration.is_some() => return Err((key.at, "cal is given twice".into())),
+        "cal" if value.text.is_empty() => return Err((value.at, "cal wants the file of a calibration".into())),
+        "cal" => spec.calibration = Some(value.text.into()),
         _ => {
             let layers = range(key)?;
             spec.layers.push((layers, member(value)?));

@@ -62,6 +62,22 @@ fn recent_cells_are_a_number() {
 }
 
 #[test]
+fn a_calibration_is_a_file_for_keys() {
+    for (text, file) in
+        [("srft4", None), ("f16, cal = a/b c.gguf ", Some("a/b c.gguf")), ("srft4,cal=x=y,0=f16", Some("x=y"))]
+    {
+        let spec = parse(text).unwrap();
+        assert_eq!((spec.calibration.as_deref(), spec.alone().is_some()), (file, file.is_none()), "{text}");
+    }
+    assert_eq!(bad("srft4,cal=").0, 10);
+    assert_eq!(bad("srft4,cal=a,cal=b"), (12, "cal is given twice".into()));
+    let (at, reason) = bad("srft4,cal=a,b.gguf");
+    assert!(at == 12 && reason.contains("cannot have a comma"), "{at} {reason}");
+    assert_eq!(parse("srft4,cal=x").unwrap().check(Side::K, 4), Ok(()));
+    assert!(parse("srft4,cal=x").unwrap().check(Side::V, 4).unwrap_err().contains("cal=x is for keys alone"));
+}
+
+#[test]
 fn a_bad_spec_says_where() {
     assert_eq!(bad("").0, 0);
     assert_eq!(bad("srft9"), (0, "no cache type 'srft9'".into()));

@@ -14,7 +14,15 @@ fn side(name: &str, heads: u32) -> StateSide {
 pub(super) fn cache(k: &str, v: &str) -> StateCache {
     let layer = |index| Layer { index, k: side(k, 2), v: side(v, 2), recent: [StateSide::NONE; 2] };
     let ranges = vec![Range { stream: 0, from: 3, to: 70 }, Range { stream: 0, from: 80, to: 81 }];
-    StateCache { streams: 1, cells: 256, sequences: 2, flags: 0, layers: vec![layer(0), layer(1)], ranges }
+    StateCache {
+        streams: 1,
+        cells: 256,
+        sequences: 2,
+        flags: 0,
+        calibration: 0,
+        layers: vec![layer(0), layer(1)],
+        ranges,
+    }
 }
 
 fn header(k: &str, v: &str) -> Header {
@@ -117,10 +125,11 @@ fn what_differs_is_named() {
     refused(&|s| s.caches[0].layers[0].k.row_bytes += 1, &["bytes of a cell"]);
     refused(&|s| s.caches[0].flags = V_TRANSPOSED, &["-fa off"]);
     refused(&|s| s.caches[0].flags = ROTATED, &["rotation"]);
+    refused(&|s| s.caches[0].calibration = 0x1f, &["000000000000001f", "as they are in this context", "cal=FILE"]);
     refused(&|s| s.caches[0].sequences = 3, &["3 sequences", "2"]);
     refused(&|s| s.caches[0].ranges[0].to = 300, &["298 cells", "256 are free"]);
-    let newer = body_bytes(&[&MAGIC.to_le_bytes()[..], &[3, 0, 0, 0], &[0; 12]].concat());
-    assert!(newer.unwrap_err().contains("version 3"));
+    let newer = body_bytes(&[&MAGIC.to_le_bytes()[..], &[4, 0, 0, 0], &[0; 12]].concat());
+    assert!(newer.unwrap_err().contains("version 4"));
 }
 
 proptest! {

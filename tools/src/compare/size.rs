@@ -5,9 +5,8 @@
 //! llama_kv_cache: size =    8.95 MiB (   256 cells,  15 layers,  8/8 seqs), K (srft8 x1 + srft4 x14, 4.77 bits/value):    4.47 MiB, V …
 //! ```
 //!
-//! `ggml_ext::cache_bytes` would give the exact size, but it takes the shape of the model and the type of each layer, and
-//! which layers have a window and which of them the guard raised only llama.cpp knows. Hundredths of a MiB are what it
-//! tells: enough for contexts of a thousand tokens, too coarse for a small model with a few hundred.
+//! `cargo kv plan` computes the exact size before there is a cache; this is what a measured run really had. Hundredths of a
+//! MiB are what llama.cpp tells: enough for contexts of a thousand tokens, too coarse for a small model with a few hundred.
 
 /// The cache of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -14,14 +14,15 @@ use super::{program, Options, Tally};
 use kv::{build_tree, cache, model};
 
 const PROGRAM: &str = "kv-test-life";
+const CALIBRATE: &str = "kv-calibrate";
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     fuzz::run(options, tally);
-    let targets = [PROGRAM, "llama-server"].map(String::from);
+    let targets = [PROGRAM, CALIBRATE, "llama-server"].map(String::from);
     let bin = tally.timed("build", || build_tree::build(&build_tree::Options::default(), &targets))?;
     let scratch = cache::Scratch::new()?;
     let mut life = Command::new(bin.join(PROGRAM));
-    life.arg("--dir").arg(scratch.path());
+    life.arg("--dir").arg(scratch.path()).arg("--calibrate").arg(bin.join(CALIBRATE));
     program::run(&mut life, PROGRAM, options, tally)?;
     server::run(options, &bin, &model::default_model()?, tally);
     // Builds of their own.

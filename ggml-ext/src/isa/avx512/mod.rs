@@ -70,12 +70,21 @@ compile_portable_kernels!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16
 #[derive(Clone, Copy)]
 struct F32x16(__m512);
 
-/// A table of at most sixteen.
+/// Entries of a table of up to 32.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn entries<const N: usize>(table: &[f32; N]) -> __m512 {
+fn entry<const N: usize>(table: &[f32; N], at: __m512i) -> __m512 {
     // SAFETY: N are read.
-    unsafe { _mm512_maskz_loadu_ps(0xffff >> (16 - N), table.as_ptr()) }
+    unsafe {
+        if N <= 16 {
+            return _mm512_permutexvar_ps(
+                at,
+                _mm512_maskz_loadu_ps(0xffff >> 16usize.saturating_sub(N), table.as_ptr()),
+            );
+        }
+        let [low, high] = [0, 16].map(|first| _mm512_loadu_ps(table[first..first + 16].as_ptr()));
+        _mm512_permutex2var_ps(low, at, high)
+    }
 }
 
 #[expect(
@@ -142,16 +151,15 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn between<const N: usize>(self, limits: &[f32; N], values: &[f32; N]) -> Self {
         unsafe {
-            let (limits, values) = (entries(limits), entries(values));
             let (mut at, mut step) = (_mm512_setzero_si512(), N as i32 / 2);
             // Halving: a quarter of the comparisons.
             while step > 0 {
                 let further = _mm512_add_epi32(at, _mm512_set1_epi32(step));
-                let above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, _mm512_permutexvar_ps(further, limits));
+                let above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(self.0, entry(limits, further));
                 at = _mm512_mask_mov_epi32(at, above, further);
                 step /= 2;
             }
-            F32x16(_mm512_permutexvar_ps(at, values))
+            F32x16(entry(values, at))
         }
     }
     #[inline(always)]

@@ -1,6 +1,7 @@
 //! Levels of a row, a register at a time: what is different from packing to packing.
 
 use super::{code_bytes, level_table, Bytes, CHUNK};
+use crate::codec::band::{Band, BAND, LEVELS_1, LEVELS_5};
 use crate::codec::plain::{Blocks, BLOCK};
 use crate::codec::qjl::{self, Qjl};
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
@@ -148,6 +149,115 @@ unsafe fn bits<T: Bytes, const VALUES: usize>(p: *const u8, part: usize) -> u64 
             16 => u64::from(p.cast::<u16>().read_unaligned()) * 0x0001_0001_0001_0001,
             32 => u64::from(p.cast::<u32>().read_unaligned()) * 0x0000_0001_0000_0001,
             _ => p.cast::<u64>().read_unaligned(),
+        }
+    }
+}
+
+/// Bands: chunks of two, whose first band has codes of FIRST bits in the first half of the chunks and of SECOND in the
+/// other, and whose second band has two bits less.
+#[derive(Clone, Copy)]
+pub struct BandChunks<T, const FIRST: u32, const SECOND: u32> {
+    first: BandTables<T, FIRST>,
+    second: BandTables<T, SECOND>,
+    format: Band,
+}
+
+impl<T: Bytes, const FIRST: u32, const SECOND: u32> BandChunks<T, FIRST, SECOND> {
+    #[inline(always)]
+    pub unsafe fn new(format: Band, bias: u8) -> Self {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { BandChunks { first: BandTables::new(bias), second: BandTables::new(bias), format } }
+    }
+}
+
+impl<T: Bytes, const FIRST: u32, const SECOND: u32> Chunks<T> for BandChunks<T, FIRST, SECOND> {
+    #[inline(always)]
+    fn is_whole(self, _at: usize) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    unsafe fn whole(self, row: *const u8, at: usize) -> T {
+        let (chunk, part) = (at * T::COUNT / CHUNK, at % (CHUNK / T::COUNT));
+        // SAFETY: the caller's promise.
+        unsafe {
+            let codes = row.add(self.format.chunk(chunk).0);
+            if FIRST == SECOND || chunk < self.format.first_chunks() {
+                self.first.of(codes, part)
+            } else {
+                self.second.of(codes, part)
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn tail(self, _row: *const u8, _at: usize) -> T {
+        unreachable!("rows of bands are whole chunks")
+    }
+}
+
+/// The levels of two bands, the first of WIDE bits: by the low bits of codes, where the high bit is clear and where it is
+/// set. A register of two bands has a table for each.
+#[derive(Clone, Copy)]
+struct BandTables<T, const WIDE: u32> {
+    clear: [T; 2],
+    set: [T; 2],
+}
+
+impl<T: Bytes, const WIDE: u32> BandTables<T, WIDE> {
+    #[inline(always)]
+    unsafe fn new(bias: u8) -> Self {
+        let (first, second): (&[i8], &[i8]) = match WIDE {
+            5 => (&LEVELS_5.table, &LEVELS_3.table),
+            4 => (&LEVELS_4.table, &LEVELS_2.table),
+            _ => (&LEVELS_3.table, &LEVELS_1.table),
+        };
+        // SAFETY: the caller's promise is passed on.
+        unsafe {
+            let side_by_side = |first: &[i8], second: &[i8]| {
+                let tables = [first, second].map(|levels| T::table(level_table(levels, bias)));
+                match T::COUNT {
+                    CHUNK => [T::choose(u64::MAX >> (64 - BAND), tables[0], tables[1]); 2],
+                    _ => tables,
+                }
+            };
+            if WIDE == 4 {
+                return BandTables { clear: side_by_side(first, second), set: side_by_side(first, second) };
+            }
+            let ((a, b), (c, d)) = (first.split_at(first.len() / 2), second.split_at(second.len() / 2));
+            BandTables { clear: side_by_side(a, c), set: side_by_side(b, d) }
+        }
+    }
+
+    /// The levels of a part of the chunk that is at `p`.
+    ///
+    /// # Safety
+    /// It is there.
+    #[inline(always)]
+    unsafe fn of(self, p: *const u8, part: usize) -> T {
+        let band = part * T::COUNT / BAND;
+        let wide = if WIDE == 3 { code_bytes(2, BAND) } else { code_bytes(4, BAND) };
+        let narrow = if WIDE == 3 { 0 } else { code_bytes(2, BAND) };
+        // SAFETY: the caller's promise: parts of a band, or both bands one after the other.
+        unsafe {
+            let first = || match WIDE {
+                3 => T::codes::<2, BAND>(p, part),
+                _ => T::codes::<4, BAND>(p, part),
+            };
+            let second = || match WIDE {
+                3 => T::splat(0),
+                _ => T::codes::<2, BAND>(p.add(wide), part % (BAND / T::COUNT).max(1)),
+            };
+            let low = match (T::COUNT, band) {
+                (CHUNK, _) => T::choose(u64::MAX >> (64 - BAND), first(), second()),
+                (_, 0) => first(),
+                _ => second(),
+            };
+            let clear = self.clear[band % 2].lookup(low);
+            if WIDE == 4 {
+                return clear;
+            }
+            T::choose(bits::<T, CHUNK>(p.add(wide + narrow), part), self.set[band % 2].lookup(low), clear)
         }
     }
 }

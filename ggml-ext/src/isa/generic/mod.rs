@@ -18,7 +18,7 @@ pub mod polar;
 pub mod rows;
 mod scales;
 
-pub use chunks::{BlockChunks, Chunks, CodeChunks, SignChunks, TurboChunks};
+pub use chunks::{BandChunks, BlockChunks, Chunks, CodeChunks, SignChunks, TurboChunks};
 pub use rows::{by_bundles, unpack_rows, unpack_turned, PackedRows};
 pub use scales::{unpack_scales, ScaleLanes, CODE_OFFSET, CODE_SHIFT};
 
@@ -118,7 +118,7 @@ pub fn opaque(mut x: usize) -> usize {
 macro_rules! with_chunks {
     ($bytes:ty, $packing:expr, $bias:expr, |$chunks:ident| $body:expr) => {{
         use $crate::codec::levels::Packing;
-        use $crate::isa::generic::{BlockChunks, Bytes, CodeChunks, PolarChunks, SignChunks, TurboChunks};
+        use $crate::isa::generic::{BandChunks, BlockChunks, Bytes, CodeChunks, PolarChunks, SignChunks, TurboChunks};
         match $packing {
             Packing::Codes(f) => match f.bits() {
                 8 => {
@@ -135,6 +135,24 @@ macro_rules! with_chunks {
                 }
                 _ => {
                     let $chunks = CodeChunks::<$bytes, 2>::new(f, $bias);
+                    $body
+                }
+            },
+            Packing::Bands(f) => match f.wide() {
+                [5, 5] => {
+                    let $chunks = BandChunks::<$bytes, 5, 5>::new(f, $bias);
+                    $body
+                }
+                [5, _] => {
+                    let $chunks = BandChunks::<$bytes, 5, 3>::new(f, $bias);
+                    $body
+                }
+                [4, _] => {
+                    let $chunks = BandChunks::<$bytes, 4, 4>::new(f, $bias);
+                    $body
+                }
+                _ => {
+                    let $chunks = BandChunks::<$bytes, 3, 3>::new(f, $bias);
                     $body
                 }
             },

@@ -1,0 +1,404 @@
+// kv-calibrate: reads a text with a model and writes the shape of its keys, for `cargo kv calibrate`.
+//
+// Keys are read where they are written to the cache (SET_ROWS into cache_k_lN), queries where they meet the cache (the attention
+// that reads it), so what counts is what a cache sees, whatever the architecture does before. Layers whose values are a part of
+// their keys (MLA) are left out.
+
+#include "shape.h"
+
+#include "ggml-ext-calibration.h"
+
+#include "ggml-cpp.h"
+#include "llama-cpp.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+struct Options {
+    std::string model, text, text_name, out;
+    int         tokens  = 4096;
+    int         threads = 1;
+};
+
+Options read_options(int argc, char ** argv) {
+    Options o;
+    const std::map<std::string, std::function<void(const char *)>> known = {
+        { "--model",     [&](const char * x) { o.model = x; } },
+        { "--text",      [&](const char * x) { o.text = x; } },
+        { "--text-name", [&](const char * x) { o.text_name = x; } },
+        { "--out",       [&](const char * x) { o.out = x; } },
+        { "--tokens",    [&](const char * x) { o.tokens = atoi(x); } },
+        { "--threads",   [&](const char * x) { o.threads = atoi(x); } },
+    };
+    for (int i = 1; i < argc; i += 2) {
+        const auto it = known.find(argv[i]);
+        if (it == known.end() || i + 1 == argc) {
+            throw std::runtime_error(std::string("what is ") + argv[i] + "? Usage: kv-calibrate --model FILE --text FILE --out FILE "
+                                     "[--text-name NAME] [--tokens N] [--threads N]");
+        }
+        it->second(argv[i + 1]);
+    }
+    if (o.model.empty() || o.text.empty() || o.out.empty() || o.tokens < 64 || o.threads < 1) {
+        throw std::runtime_error("--model, --text and --out are needed, and at least 64 --tokens and one of --threads");
+    }
+    return o;
+}
+
+// One layer of a cache.
+struct Layer {
+    int                    size = 0, heads = 0;
+    std::vector<Moment>    queries, residuals; // of each KV head
+    std::vector<Residuals> coders;
+    bool                   latent = false;     // its values are a part of its keys
+
+    void init(int size_, int heads_) {
+        if (!coders.empty()) {
+            return;
+        }
+        size  = size_;
+        heads = heads_;
+        queries.assign(heads, Moment(size));
+        residuals.assign(heads, Moment(size));
+        coders.assign(heads, Residuals(size));
+    }
+};
+
+template <typename F> void in_parallel(int threads, F && f) {
+    std::vector<std::thread> others;
+    for (int i = 1; i < threads; i++) {
+        others.emplace_back([&f, i] { f(i); });
+    }
+    f(0);
+    for (std::thread & t : others) {
+        t.join();
+    }
+}
+
+// What the graphs of a context show.
+class Observer {
+  public:
+    explicit Observer(int threads) : threads_(threads) {}
+
+    static bool callback(ggml_tensor * t, bool ask, void * self) { return ((Observer *) self)->observe(t, ask); }
+
+    void restart() {
+        for (auto & [_, layer] : layers) {
+            for (Residuals & coder : layer.coders) {
+                coder.restart();
+            }
+        }
+    }
+
+    std::map<int, Layer> layers;
+    std::string          error;
+
+  private:
+    int                  threads_;
+    std::vector<uint8_t> bytes_;
+    std::vector<float>   rows_, coded_;
+
+    // The layer whose keys a tensor is a view of; -1: none.
+    static int layer_of(const ggml_tensor * t) {
+        while (t && t->view_src) {
+            t = t->view_src;
+        }
+        int il = -1, end = 0;
+        return t && sscanf(t->name, "cache_k_l%d%n", &il, &end) == 1 && t->name[end] == 0 ? il : -1;
+    }
+
+    // An attention over cells: its queries and keys.
+    static bool is_attention(const ggml_tensor * t, const ggml_tensor *& q, const ggml_tensor *& k) {
+        if (t->op == GGML_OP_FLASH_ATTN_EXT) {
+            q = t->src[0];
+            k = t->src[1];
+        } else if (t->op == GGML_OP_MUL_MAT) {
+            k = t->src[0];
+            q = t->src[1];
+        } else {
+            return false;
+        }
+        return layer_of(k) >= 0;
+    }
+
+    bool observe(ggml_tensor * t, bool ask) {
+        const ggml_tensor * q = nullptr, * k = nullptr;
+        const bool writes  = t->op == GGML_OP_SET_ROWS && layer_of(t) >= 0;
+        const bool attends = is_attention(t, q, k);
+        if (ask) {
+            return writes || attends;
+        }
+        try {
+            if (writes) {
+                take_keys(layers[layer_of(t)], t->src[0]);
+            } else if (attends) {
+                Layer & layer = layers[layer_of(k)];
+                layer.latent  = layer.latent || (t->src[2] && layer_of(t->src[2]) >= 0);
+                layer.init((int) k->ne[0], (int) k->ne[2]);
+                take_queries(layer, q);
+                take_residuals(layer);
+            }
+        } catch (const std::exception & e) {
+            error = e.what();
+            return false;
+        }
+        return true;
+    }
+
+    // All of a tensor of f32, whose rows are contiguous.
+    const uint8_t * read(const ggml_tensor * t) {
+        if (t->type != GGML_TYPE_F32 || t->nb[0] != sizeof(float)) {
+            throw std::runtime_error(std::string(t->name) + " is no tensor of f32");
+        }
+        bytes_.resize(ggml_nbytes(t));
+        ggml_backend_tensor_get(t, bytes_.data(), 0, bytes_.size());
+        return bytes_.data();
+    }
+
+    // Keys come before the attention that tells how many heads they are of.
+    struct Pending {
+        std::vector<float> keys;
+        int64_t            values = 0;
+    };
+    std::map<const Layer *, Pending> pending_;
+
+    void take_keys(Layer & layer, const ggml_tensor * t) {
+        const uint8_t * data = read(t);
+        Pending & to = pending_[&layer];
+        to.values = t->ne[0];
+        to.keys.clear();
+        for (int64_t i = 0; i < ggml_nrows(t); i++) {
+            const float * row = (const float *) (data + i*t->nb[1]);
+            to.keys.insert(to.keys.end(), row, row + t->ne[0]);
+        }
+    }
+
+    void take_residuals(Layer & layer) {
+        Pending & from = pending_[&layer];
+        if (from.keys.empty() || from.values != (int64_t) layer.size*layer.heads) {
+            return;
+        }
+        const size_t n = from.keys.size()/from.values;
+        coded_.resize(n*layer.size);
+        for (int h = 0; h < layer.heads; h++) {
+            for (size_t i = 0; i < n; i++) {
+                layer.coders[h].next(&from.keys[i*from.values + (size_t) h*layer.size], &coded_[i*layer.size]);
+            }
+            in_parallel(threads_, [&](int part) { layer.residuals[h].add(coded_.data(), n, part, threads_); });
+            layer.residuals[h].count(n);
+        }
+        from.keys.clear();
+    }
+
+    // [values, tokens, query heads]: those of a KV head one after the other.
+    void take_queries(Layer & layer, const ggml_tensor * t) {
+        const uint8_t * data  = read(t);
+        const int64_t   group = t->ne[2]/layer.heads;
+        if (t->ne[0] != layer.size || group < 1) {
+            throw std::runtime_error(std::string(t->name) + " has no queries for the keys of its layer");
+        }
+        for (int h = 0; h < layer.heads; h++) {
+            rows_.clear();
+            for (int64_t s = 0; s < t->ne[3]; s++) {
+                for (int64_t head = h*group; head < (h + 1)*group; head++) {
+                    for (int64_t i = 0; i < t->ne[1]; i++) {
+                        const float * row = (const float *) (data + i*t->nb[1] + head*t->nb[2] + s*t->nb[3]);
+                        rows_.insert(rows_.end(), row, row + layer.size);
+                    }
+                }
+            }
+            const size_t n = rows_.size()/layer.size;
+            in_parallel(threads_, [&](int part) { layer.queries[h].add(rows_.data(), n, part, threads_); });
+            layer.queries[h].count(n);
+        }
+    }
+};
+
+std::vector<llama_token> tokens_of(const llama_model * model, const std::string & path, int most) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) {
+        throw std::runtime_error("cannot read " + path);
+    }
+    std::string text{ std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>() };
+    text.resize(std::min<size_t>(text.size(), (size_t) most*32));
+    std::vector<llama_token> res;
+    const llama_vocab * vocab = llama_model_get_vocab(model);
+    if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE) {
+        // no words, so the bytes stand for them: models of tests
+        for (const char c : text) {
+            res.push_back((llama_token) ((uint8_t) c%llama_vocab_n_tokens(vocab)));
+        }
+    } else {
+        res.resize(text.size() + 16);
+        const int n = llama_tokenize(vocab, text.data(), (int32_t) text.size(), res.data(), (int32_t) res.size(), true, false);
+        res.resize(std::max(0, n));
+    }
+    if ((int) res.size() > most) {
+        res.resize(most);
+    } else if ((int) res.size() < most) {
+        printf("note: the text has %zu tokens, fewer than the %d that were asked for\n", res.size(), most);
+    }
+    if (res.size() < 64) {
+        throw std::runtime_error("the text has " + std::to_string(res.size()) + " tokens: give a longer one");
+    }
+    return res;
+}
+
+// Keys of a model by a text. Progress goes to stdout.
+std::map<int, Layer> observe(llama_model * model, const std::vector<llama_token> & tokens, int threads) {
+    constexpr int BATCH = 512;
+    Observer observer(threads);
+    const int n_train = llama_model_n_ctx_train(model), n = (int) tokens.size();
+    const int n_ctx = n_train > 0 ? std::min(n_train, n) : n;
+
+    llama_context_params p = llama_context_default_params();
+    p.n_ctx             = n_ctx;
+    p.n_batch           = BATCH;
+    p.n_ubatch          = BATCH;
+    p.n_threads         = threads;
+    p.n_threads_batch   = threads;
+    p.no_perf           = true;
+    p.cb_eval           = Observer::callback;
+    p.cb_eval_user_data = &observer;
+    llama_context_ptr ctx(llama_init_from_model(model, p));
+    if (!ctx) {
+        throw std::runtime_error("no context could be made with this model");
+    }
+    std::vector<llama_token> batch;
+    for (int at = 0, place = 0; at < n;) {
+        if (place == n_ctx) {
+            llama_memory_clear(llama_get_memory(ctx.get()), true);
+            observer.restart();
+            place = 0;
+        }
+        const int size = std::min({ BATCH, n - at, n_ctx - place });
+        batch.assign(tokens.begin() + at, tokens.begin() + at + size);
+        if (llama_decode(ctx.get(), llama_batch_get_one(batch.data(), size)) != 0 || !observer.error.empty()) {
+            throw std::runtime_error(observer.error.empty() ? "the model could not read the text" : observer.error);
+        }
+        at += size;
+        place += size;
+        printf("[%d/%d]\n", at, n);
+        fflush(stdout);
+    }
+    return std::move(observer.layers);
+}
+
+struct Matrices {
+    int                      layer, size, heads;
+    std::vector<ggml_fp16_t> values;
+};
+
+std::vector<Matrices> shapes(const std::map<int, Layer> & layers, int threads) {
+    std::vector<Matrices> res;
+    std::vector<std::pair<size_t, int>> work; // of each head
+    for (const auto & [il, layer] : layers) {
+        if (layer.latent || layer.coders.empty()) {
+            continue;
+        }
+        for (int h = 0; h < layer.heads; h++) {
+            work.push_back({ res.size(), h });
+        }
+        res.push_back({ il, layer.size, layer.heads, std::vector<ggml_fp16_t>((size_t) layer.size*layer.size*layer.heads) });
+    }
+    std::vector<std::string> errors(threads);
+    in_parallel(threads, [&](int part) {
+        try {
+            for (size_t i = part; i < work.size(); i += threads) {
+                Matrices &    to = res[work[i].first];
+                const Layer & of = layers.at(to.layer);
+                const int     h  = work[i].second;
+                const std::vector<float> m = shape_matrix(of.queries[h], of.residuals[h]);
+                ggml_fp32_to_fp16_row(m.data(), &to.values[m.size()*h], (int64_t) m.size());
+            }
+        } catch (const std::exception & e) {
+            errors[part] = e.what();
+        }
+    });
+    for (const std::string & error : errors) {
+        if (!error.empty()) {
+            throw std::runtime_error(error);
+        }
+    }
+    return res;
+}
+
+void write(const std::vector<Matrices> & all, const llama_model & model, const Options & o, size_t n_tokens) {
+    size_t bytes = 0;
+    for (const Matrices & m : all) {
+        bytes += m.values.size()*sizeof(m.values[0]) + ggml_tensor_overhead() + 64;
+    }
+    ggml_context_ptr ctx(ggml_init({ bytes, nullptr, false }));
+    gguf_context_ptr gguf(gguf_init_empty());
+    gguf_set_val_str(gguf.get(), "general.type", GGML_EXT_CAL_TYPE);
+    gguf_set_val_u32(gguf.get(), GGML_EXT_CAL_VERSION, 1);
+    gguf_set_val_str(gguf.get(), GGML_EXT_CAL_ARCHITECTURE, model.arch_name().c_str());
+    gguf_set_val_u64(gguf.get(), GGML_EXT_CAL_MODEL, ggml_ext_model_digest(model));
+    gguf_set_val_str(gguf.get(), GGML_EXT_CAL_TEXT, o.text_name.c_str());
+    gguf_set_val_u32(gguf.get(), GGML_EXT_CAL_TOKENS, (uint32_t) n_tokens);
+    for (const Matrices & m : all) {
+        ggml_tensor * t = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, m.size, m.size, m.heads);
+        ggml_format_name(t, GGML_EXT_CAL_TENSOR, m.layer);
+        memcpy(t->data, m.values.data(), ggml_nbytes(t));
+        gguf_add_tensor(gguf.get(), t);
+    }
+    // whole or not at all
+    const std::string part = o.out + ".part";
+    if (!gguf_write_to_file(gguf.get(), part.c_str(), false)) {
+        throw std::runtime_error("cannot write " + o.out);
+    }
+    ggml_ext_calibration_read(part);
+    remove(o.out.c_str());
+    if (rename(part.c_str(), o.out.c_str()) != 0) {
+        throw std::runtime_error("cannot write " + o.out);
+    }
+}
+
+void calibrate(const Options & o) {
+    llama_model_ptr model(llama_model_load_from_file(o.model.c_str(), llama_model_default_params()));
+    if (!model) {
+        throw std::runtime_error("cannot load " + o.model);
+    }
+    const std::vector<llama_token> tokens = tokens_of(model.get(), o.text, o.tokens);
+    const std::map<int, Layer>     layers = observe(model.get(), tokens, o.threads);
+    const std::vector<Matrices>    found  = shapes(layers, o.threads);
+    if (found.empty()) {
+        const bool latent = std::any_of(layers.begin(), layers.end(), [](const auto & l) { return l.second.latent; });
+        throw std::runtime_error(latent ? "this model keeps latents (MLA), of which keys and values are made: there are no keys to calibrate"
+                                        : "this model keeps no keys in a cache: there is nothing to calibrate");
+    }
+    write(found, *model, o, tokens.size());
+    const ggml_ext_calibration written = ggml_ext_calibration_read(o.out);
+    printf("done: %zu layers, %zu tokens, digest %016llx\n", found.size(), tokens.size(), (unsigned long long) written.digest);
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    llama_log_set([](ggml_log_level level, const char * text, void *) {
+        if (level == GGML_LOG_LEVEL_ERROR) {
+            fputs(text, stderr);
+        }
+    }, nullptr);
+    ggml_backend_load_all();
+    llama_backend_init();
+    try {
+        calibrate(read_options(argc, argv));
+    } catch (const std::exception & e) {
+        fprintf(stderr, "error: %s\n", e.what());
+        return 1;
+    }
+    return 0;
+}

@@ -1,0 +1,195 @@
+// The shim's part in ggml-base: files of calibrations, and where models come from.
+
+#include "ggml-ext-calibration.h"
+
+#include "ggml-cpp.h"
+
+#include <cmath>
+#include <cstdio>
+#include <mutex>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace {
+
+constexpr uint32_t VERSION = 1;
+constexpr int64_t  LARGEST = 1024; // head size, and number of heads
+
+[[noreturn]] void refuse(const std::string & path, const std::string & why) {
+    throw std::runtime_error("calibration " + path + ": " + why);
+}
+
+class Reader {
+  public:
+    explicit Reader(const std::string & path) : path_(path) {
+        // a missing file is told by its own words, not by a log line of gguf's
+        if (FILE * file = fopen(path.c_str(), "rb")) {
+            fclose(file);
+        } else {
+            refuse(path, "the file cannot be opened");
+        }
+        ggml_context * data = nullptr;
+        gguf_.reset(gguf_init_from_file(path.c_str(), { /*.no_alloc =*/ false, /*.ctx =*/ &data }));
+        data_.reset(data);
+        if (!gguf_ || text("general.type") != GGML_EXT_CAL_TYPE) {
+            refuse(path, "this is no file of `cargo kv calibrate`");
+        }
+    }
+
+    std::string text(const char * name) const {
+        const int64_t id = find(name, GGUF_TYPE_STRING);
+        return id < 0 ? "" : gguf_get_val_str(gguf_.get(), id);
+    }
+    uint32_t number(const char * name) const {
+        const int64_t id = find(name, GGUF_TYPE_UINT32);
+        return id < 0 ? 0 : gguf_get_val_u32(gguf_.get(), id);
+    }
+    uint64_t long_number(const char * name) const {
+        const int64_t id = find(name, GGUF_TYPE_UINT64);
+        return id < 0 ? 0 : gguf_get_val_u64(gguf_.get(), id);
+    }
+
+    // All tensors, each with the number of its layer.
+    template <typename F> void for_each(F && take) const {
+        for (ggml_tensor * t = ggml_get_first_tensor(data_.get()); t; t = ggml_get_next_tensor(data_.get(), t)) {
+            int il = -1;
+            if (sscanf(t->name, GGML_EXT_CAL_TENSOR, &il) == 1 && il >= 0) {
+                take(il, t);
+            }
+        }
+    }
+
+  private:
+    std::string      path_;
+    gguf_context_ptr gguf_;
+    ggml_context_ptr data_;
+
+    int64_t find(const char * name, gguf_type type) const {
+        const int64_t id = gguf_find_key(gguf_.get(), name);
+        return id >= 0 && gguf_get_kv_type(gguf_.get(), id) == type ? id : -1;
+    }
+};
+
+}  // namespace
+
+ggml_ext_calibration ggml_ext_calibration_read(const std::string & path) {
+    const Reader reader(path);
+    const uint32_t version = reader.number(GGML_EXT_CAL_VERSION);
+    if (version != VERSION) {
+        refuse(path, "it has version " + std::to_string(version) + ", this build reads version " + std::to_string(VERSION) +
+                         ": make it anew by `cargo kv calibrate`");
+    }
+    ggml_ext_calibration res;
+    res.path         = path;
+    res.architecture = reader.text(GGML_EXT_CAL_ARCHITECTURE);
+    res.text         = reader.text(GGML_EXT_CAL_TEXT);
+    res.model        = reader.long_number(GGML_EXT_CAL_MODEL);
+    res.tokens       = reader.number(GGML_EXT_CAL_TOKENS);
+
+    std::vector<uint64_t> sums;
+    reader.for_each([&](int il, const ggml_tensor * t) {
+        if (t->type != GGML_TYPE_F16 || t->ne[0] != t->ne[1] || t->ne[0] > LARGEST || t->ne[2] > LARGEST || t->ne[3] != 1) {
+            refuse(path, std::string(t->name) + " has another form than matrices of heads");
+        }
+        ggml_ext_calibration::layer & layer = res.layers[il];
+        layer.size  = t->ne[0];
+        layer.heads = t->ne[2];
+        layer.m.resize(ggml_nelements(t));
+        ggml_fp16_to_fp32_row((const ggml_fp16_t *) t->data, layer.m.data(), (int64_t) layer.m.size());
+        for (const float x : layer.m) {
+            if (!std::isfinite(x)) {
+                refuse(path, std::string(t->name) + " has values that are no numbers");
+            }
+        }
+        sums.push_back((uint64_t) il);
+        sums.push_back(ggml_ext_state_checksum(t->data, ggml_nbytes(t)));
+    });
+    if (res.layers.empty()) {
+        refuse(path, "it has no layers");
+    }
+    res.digest = ggml_ext_state_checksum(sums.data(), sums.size()*sizeof(sums[0]));
+    return res;
+}
+
+void ggml_ext_order_bands(ggml_type type, ggml_ext_calibration::layer & of) {
+    constexpr int64_t BAND = 32;
+    std::vector<int32_t> order(of.size/BAND);
+    const size_t bands = ggml_ext_band_order((int32_t) type, order.data(), order.size());
+    if (bands == 0) {
+        return;
+    }
+    const std::vector<float> sorted = of.m;
+    for (int64_t i = 0; i < of.heads*(int64_t) bands; i++) {
+        const int64_t head = i/bands*bands;
+        std::copy_n(&sorted[(head + order[i % bands])*BAND*of.size], BAND*of.size, &of.m[i*BAND*of.size]);
+    }
+}
+
+std::vector<float> ggml_ext_inverse_transposed(const ggml_ext_calibration::layer & of) {
+    const int64_t n = of.size;
+    std::vector<float>  res(of.m.size());
+    std::vector<double> a(n*n), b(n*n);
+    for (int64_t head = 0; head < of.heads; head++) {
+        // Gauss and Jordan, with the largest of a column as pivot
+        for (int64_t i = 0; i < n*n; i++) {
+            a[i] = of.m[head*n*n + i];
+            b[i] = i/n == i%n ? 1.0 : 0.0;
+        }
+        for (int64_t k = 0; k < n; k++) {
+            int64_t best = k;
+            for (int64_t i = k + 1; i < n; i++) {
+                best = std::abs(a[i*n + k]) > std::abs(a[best*n + k]) ? i : best;
+            }
+            if (std::abs(a[best*n + k]) < 1e-12) {
+                throw std::runtime_error("a matrix of the calibration has no inverse");
+            }
+            if (best != k) {
+                std::swap_ranges(&a[k*n], &a[k*n] + n, &a[best*n]);
+                std::swap_ranges(&b[k*n], &b[k*n] + n, &b[best*n]);
+            }
+            double * __restrict ak = &a[k*n], * __restrict bk = &b[k*n];
+            const double scale = 1.0/ak[k];
+            for (int64_t j = 0; j < n; j++) {
+                ak[j] *= scale;
+                bk[j] *= scale;
+            }
+            for (int64_t i = 0; i < n; i++) {
+                const double f = a[i*n + k];
+                if (i == k || f == 0.0) {
+                    continue;
+                }
+                double * __restrict ai = &a[i*n], * __restrict bi = &b[i*n];
+                for (int64_t j = k; j < n; j++) {
+                    ai[j] -= f*ak[j];
+                }
+                for (int64_t j = 0; j < n; j++) {
+                    bi[j] -= f*bk[j];
+                }
+            }
+        }
+        for (int64_t i = 0; i < n; i++) {
+            for (int64_t j = 0; j < n; j++) {
+                res[head*n*n + j*n + i] = (float) b[i*n + j];
+            }
+        }
+    }
+    return res;
+}
+
+namespace {
+
+std::mutex                                    paths_mutex;
+std::unordered_map<const void *, std::string> paths;
+
+}  // namespace
+
+void ggml_ext_model_loaded(const void * model, const std::string & path) {
+    const std::lock_guard<std::mutex> lock(paths_mutex);
+    paths[model] = path; // the place of a model that is gone may be another's
+}
+
+std::string ggml_ext_model_path(const void * model) {
+    const std::lock_guard<std::mutex> lock(paths_mutex);
+    const auto it = paths.find(model);
+    return it == paths.end() ? "" : it->second;
+}

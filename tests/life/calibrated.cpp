@@ -1,0 +1,255 @@
+// Calibrated keys: whatever the matrices are, a model says what it says without them; states and files are told apart.
+
+#include "life.h"
+
+#include "ggml-ext-calibration.h"
+
+#include "ggml-cpp.h"
+#include "llama-model.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+
+std::string calibrate_program;
+
+namespace {
+
+bool has(const std::string & text, const std::string & part) {
+    return text.find(part) != std::string::npos;
+}
+
+// Any invertible matrices: a rotation by pairs of values, and lengths that differ by a factor of ten. Layers from `first` on.
+std::string write_calibration(const Shape & shape, const char * name, uint64_t seed, int first = 0, uint64_t digest_change = 0) {
+    const int d = shape.head_size, n = shape.n_head_kv;
+    ggml_context_ptr ctx(ggml_init({ (size_t) shape.n_layer*(d*d*n*2 + ggml_tensor_overhead() + 64), nullptr, false }));
+    gguf_context_ptr gguf(gguf_init_empty());
+    gguf_set_val_str(gguf.get(), "general.type", GGML_EXT_CAL_TYPE);
+    gguf_set_val_u32(gguf.get(), GGML_EXT_CAL_VERSION, 1);
+    gguf_set_val_str(gguf.get(), GGML_EXT_CAL_ARCHITECTURE, shape.arch);
+    gguf_set_val_u64(gguf.get(), GGML_EXT_CAL_MODEL, ggml_ext_model_digest(*model_of(shape)) ^ digest_change);
+    gguf_set_val_str(gguf.get(), GGML_EXT_CAL_TEXT, "a test");
+    gguf_set_val_u32(gguf.get(), GGML_EXT_CAL_TOKENS, 1);
+    Rng rng(seed);
+    for (int il = first; il < shape.n_layer; il++) {
+        ggml_tensor * t = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, d, d, n);
+        ggml_format_name(t, GGML_EXT_CAL_TENSOR, il);
+        std::vector<float> m((size_t) d*d);
+        for (int head = 0; head < n; head++) {
+            std::fill(m.begin(), m.end(), 0.0f);
+            for (int i = 0; i < d; i++) {
+                m[i*d + i] = std::exp(2.3f*(rng.uniform() - 0.5f));
+            }
+            for (int turn = 0; turn < 8*d; turn++) {
+                const int a = rng.below(d), b = (a + 1 + rng.below(d - 1))%d;
+                const float angle = 6.28f*rng.uniform(), c = std::cos(angle), s = std::sin(angle);
+                for (int j = 0; j < d; j++) {
+                    const float x = m[a*d + j], y = m[b*d + j];
+                    m[a*d + j] = c*x - s*y;
+                    m[b*d + j] = s*x + c*y;
+                }
+            }
+            ggml_fp32_to_fp16_row(m.data(), (ggml_fp16_t *) t->data + (size_t) head*d*d, d*d);
+        }
+        gguf_add_tensor(gguf.get(), t);
+    }
+    const std::string path = folder() + "/" + name + ".kv-cal.gguf";
+    if (!gguf_write_to_file(gguf.get(), path.c_str(), false)) {
+        fprintf(stderr, "cannot write %s\n", path.c_str());
+        exit(2);
+    }
+    return path;
+}
+
+double divergence(const std::vector<float> & a, const std::vector<float> & b) {
+    check(!a.empty() && a.size() == b.size() && all_finite(b), "it says something");
+    return a.size() == b.size() ? mean(kl_divergences(a, b, N_VOCAB)) : INFINITY;
+}
+
+void test_scores() {
+    const std::pair<const char *, double> types[] = { { "f32", 1e-5 }, { "f16", 1e-5 }, { "srft8", 0.002 }, { "q8_0", 0.003 }, { "delta4", 0.2 } };
+    for (const Shape * shape : { &HEADS_OF_64, &HEADS_OF_128, &HEADS_OF_80, &WINDOWED, &BIASED }) {
+        const std::string file = write_calibration(*shape, shape->name, 3);
+        for (const auto & [type, bound] : types) {
+            // large keys lose more to their rounding when they are turned at random
+            const double most = shape == &BIASED ? 10*bound : bound;
+            const Pair plain = { type, "f16" }, calibrated = { std::string(type) + ",cal=" + file, "f16" };
+            if (!serves(plain, *shape) || !begin_case(std::string("calibrated keys of ") + shape->name + ", " + type)) {
+                continue;
+            }
+            for (const bool unified : { true, false }) {
+                const Setup setup = { 256, 2, unified };
+                Context a = new_context(*shape, plain, setup), b = new_context(*shape, calibrated, setup);
+                std::vector<Token> tokens = wanted(text(0, 0, 90));
+                const std::vector<Token> second = wanted(text(1, 0, 70));
+                tokens.insert(tokens.end(), second.begin(), second.end());
+                check_below(divergence(decode(a.get(), tokens), decode(b.get(), tokens)), most, std::string("prompts, ") + type);
+                std::vector<float> x, y;
+                for (llama_pos pos = 90; pos < 100; pos++) {
+                    const auto one = decode(a.get(), text(0, pos, pos + 1)), other = decode(b.get(), text(0, pos, pos + 1));
+                    x.insert(x.end(), one.begin(), one.end());
+                    y.insert(y.end(), other.begin(), other.end());
+                }
+                check_below(divergence(x, y), most, std::string("single tokens, ") + type);
+            }
+        }
+    }
+    if (begin_case("calibrated keys of some layers")) {
+        const std::string file = write_calibration(HEADS_OF_64, "some", 5, 1);
+        take_log();
+        Context a = new_context(HEADS_OF_64, { "f16", "f16" }, {}), b = new_context(HEADS_OF_64, { "f16,cal=" + file, "f16" }, {});
+        const std::string log = take_log();
+        check(has(log, "keys of 2 layers are calibrated by " + file + " (digest "), "the log tells which: " + log);
+        const std::vector<Token> tokens = wanted(text(0, 0, 90));
+        check_below(divergence(decode(a.get(), tokens), decode(b.get(), tokens)), 1e-5, "some layers");
+    }
+}
+
+void test_life() {
+    const std::string file = write_calibration(HEADS_OF_64, "life", 7);
+    for (const auto & [type, bound] : { std::pair<std::string, double>{ "f16", 1e-5 }, { "srft8", 0.002 } }) {
+        if (begin_case("calibrated keys are shifted, " + type)) {
+            Context a = new_context(HEADS_OF_64, { type, "f16" }, {}), b = new_context(HEADS_OF_64, { type + ",cal=" + file, "f16" }, {});
+            for (llama_context * ctx : { a.get(), b.get() }) {
+                decode(ctx, text(0, 0, 120));
+                llama_memory_t mem = llama_get_memory(ctx);
+                check(llama_memory_can_shift(mem), "it can be shifted");
+                llama_memory_seq_rm(mem, 0, 10, 40);
+                llama_memory_seq_add(mem, 0, 40, -1, -30);
+            }
+            const std::vector<Token> more = wanted(text(0, 90, 110));
+            check_below(divergence(decode(a.get(), more), decode(b.get(), more)), bound, "shifted keys, " + type);
+        }
+        if (begin_case("clearing leaves the matrices alone, " + type)) {
+            Context b = new_context(HEADS_OF_64, { type + ",cal=" + file, "f16" }, {});
+            const std::vector<Token> tokens = wanted(text(0, 0, 50));
+            const auto first = decode(b.get(), tokens);
+            llama_memory_clear(llama_get_memory(b.get()), true);
+            check(decode(b.get(), tokens) == first, "the same again");
+        }
+    }
+}
+
+Context restored_plain(const Pair & types, const std::vector<uint8_t> & state, bool whole) {
+    Context res = new_context(HEADS_OF_64, types, {});
+    check(whole ? restore_state(res.get(), state) : restore_state(res.get(), state, 0), "a plain state is restored");
+    return res;
+}
+
+void test_states() {
+    const std::string file = write_calibration(HEADS_OF_64, "states", 11), other = write_calibration(HEADS_OF_64, "other", 12);
+    for (const std::string type : { "f16", "delta4" }) {
+        if (!begin_case("states of calibrated keys, " + type)) {
+            continue;
+        }
+        const Pair with = { type + ",cal=" + file, "f16" }, without = { type, "f16" }, another = { type + ",cal=" + other, "f16" };
+        Context source = new_context(HEADS_OF_64, with, {}), plain = new_context(HEADS_OF_64, without, {});
+        decode(source.get(), text(0, 0, 100));
+        decode(plain.get(), text(0, 0, 100));
+        for (const bool whole : { true, false }) {
+            const auto state = state_of(source.get(), whole), of_plain = state_of(plain.get(), whole);
+            Context same = new_context(HEADS_OF_64, with, {}), bare = new_context(HEADS_OF_64, without, {}), third = new_context(HEADS_OF_64, another, {});
+            const auto restore = [&](Context & to, const std::vector<uint8_t> & from) {
+                take_log();
+                return whole ? restore_state(to.get(), from) : restore_state(to.get(), from, 0);
+            };
+            check(restore(same, state), "it is restored");
+            check(!restore(third, state), "a state of another calibration is refused");
+            check(has(take_log(), "calibration of digest"), "and the digests are told");
+            check(!restore(bare, state), "a context without calibration refuses it");
+            check(has(take_log(), "cal=FILE"), "and says what to do");
+            check(!restore(third, of_plain), "a state without calibration is refused");
+            const std::string log = take_log();
+            check(has(log, "calibrat"), "and it is told why: " + log);
+            // with its matrices, and not by others
+            Context copy = new_context(HEADS_OF_64, with, {});
+            check(restore(copy, state), "it is restored again");
+            const std::vector<Token> more = wanted(text(0, 100, 110));
+            const auto gone_on = decode(same.get(), more);
+            check(!gone_on.empty() && decode(copy.get(), more) == gone_on, "copies go on alike");
+            check_below(divergence(decode(restored_plain(without, of_plain, whole).get(), more), gone_on), type == "f16" ? 1e-5 : 0.2, "restored, " + type);
+        }
+    }
+}
+
+bool refused(const Pair & types, const std::vector<std::string> & words, const std::string & what) {
+    llama_context_params p = llama_context_default_params();
+    p.n_ctx           = 256;
+    p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+    p.type_k          = cache_type(types.k);
+    p.type_v          = cache_type(types.v);
+    take_log();
+    Context ctx(llama_init_from_model(model_of(HEADS_OF_64), p), llama_free);
+    const std::string log = take_log();
+    check(!ctx, what + " is refused");
+    for (const std::string & word : words) {
+        check(has(log, word), what + ": no '" + word + "' in: " + log);
+    }
+    return !ctx;
+}
+
+void test_refusals() {
+    if (!begin_case("calibrations that do not fit")) {
+        return;
+    }
+    const std::string command = "cargo kv calibrate";
+    refused({ "f16,cal=" + folder() + "/none.gguf", "f16" }, { "none.gguf", "cannot be opened", command }, "a file that is not there");
+    refused({ "f16,cal=" + write_calibration(HEADS_OF_128, "large", 1), "f16" }, { "another model", command }, "a calibration of another model");
+    refused({ "f16,cal=" + write_calibration(HEADS_OF_64, "changed", 1, 0, 1), "f16" }, { "another model", command }, "another digest");
+    model_of(HEADS_OF_64);
+    refused({ "f16,cal=" + folder() + "/" + HEADS_OF_64.name + ".gguf", "f16" }, { "no file of `cargo kv calibrate`" }, "a model as calibration");
+    const std::string cut = folder() + "/cut.gguf";
+    {
+        std::ifstream from(write_calibration(HEADS_OF_64, "whole", 1), std::ios::binary);
+        std::string bytes{ std::istreambuf_iterator<char>(from), std::istreambuf_iterator<char>() };
+        std::ofstream(cut, std::ios::binary).write(bytes.data(), (std::streamsize) bytes.size()/2);
+    }
+    refused({ "f16,cal=" + cut, "f16" }, { "cut.gguf", command }, "a file that was cut");
+    refused({ "f16", "f16,cal=" + cut }, { "for keys alone" }, "a calibration of V");
+}
+
+// From the program that makes calibrations to a cache that uses one.
+void test_program() {
+    if (!begin_case("the program calibrates")) {
+        return;
+    }
+    if (calibrate_program.empty()) {
+        skip("no --calibrate PROGRAM was given");
+        return;
+    }
+    for (const Shape * shape : { &HEADS_OF_64, &HEADS_OF_80, &WINDOWED }) {
+        model_of(*shape);
+        const std::string words = folder() + "/words.txt", file = folder() + "/" + shape->name + ".made.gguf";
+        {
+            std::ofstream to(words, std::ios::binary);
+            for (llama_pos pos = 0; pos < 1000; pos++) {
+                to.put((char) token_at(0, pos));
+            }
+        }
+        const auto run = [&](const std::string & text) {
+            return system(("\"" + calibrate_program + "\" --model \"" + folder() + "/" + shape->name + ".gguf\" --text \"" + text + "\" --out \"" + file +
+                           "\" --text-name words --tokens 600 > \"" + folder() + "/calibrate.log\" 2>&1").c_str());
+        };
+        check(run(folder() + "/no-words.txt") != 0, "without a text it fails");
+        check(run(words) == 0, std::string("it makes a file for ") + shape->name);
+        const ggml_ext_calibration made = ggml_ext_calibration_read(file);
+        check((int) made.layers.size() == shape->n_layer && made.tokens == 600 && made.text == "words" && made.architecture == shape->arch, "it tells what it is");
+        const std::vector<Token> tokens = wanted(text(0, 0, 200));
+        const auto exact = decode(new_context(*shape, { "f16", "f16" }, {}).get(), tokens);
+        const auto loss  = [&](const std::string & k) { return divergence(exact, decode(new_context(*shape, { k, "f16" }, {}).get(), tokens)); };
+        check_below(loss("f16,cal=" + file), 1e-5, "f16 keys, calibrated");
+        // random weights have hardly a shape
+        check_below(loss("srft3,recent=0,cal=" + file), 1.3*loss("srft3,recent=0"), "srft3 keys, calibrated, beside plain ones");
+    }
+}
+
+}  // namespace
+
+void test_calibrated() {
+    test_scores();
+    test_life();
+    test_states();
+    test_refusals();
+    test_program();
+}
