@@ -8,7 +8,7 @@ use super::{program, Options, Tally};
 use kv::build_tree;
 use kv::source::{self, Source, Tree};
 
-const PROGRAM: &str = "kv-test-archs";
+pub const PROGRAM: &str = "kv-test-archs";
 const FIXTURES: &str = "tests/test-llama-archs.cpp";
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
