@@ -8,7 +8,7 @@ use super::{plan, program, Options, Tally};
 use kv::source::{self, Source, Tree};
 use kv::{build_tree, cache};
 
-const PROGRAM: &str = "kv-test-archs";
+pub const PROGRAM: &str = "kv-test-archs";
 const FIXTURES: &str = "tests/test-llama-archs.cpp";
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {

@@ -21,6 +21,8 @@ use crate::metal::{Compiler, Library, Mode, Shader};
 use kv::process::{self, Finished};
 use kv::progress::Spinner;
 
+pub use backend::PROGRAM;
+
 /// Set in a process that runs with AddressSanitizer, to what it is to do.
 const SANITIZED: &str = "KV_METAL_SANITIZED";
 /// One launch that has to end the process.

@@ -1,5 +1,6 @@
 //! `cargo kv test`: everything that proves the project, in parts.
 
+mod ahead;
 mod archs;
 mod cargo;
 mod counts;
@@ -17,10 +18,14 @@ mod wrapper;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
+use kv::cpu;
 use serde_json::{json, Value};
 
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -96,8 +101,8 @@ pub struct Tally {
     /// What was tried, in the order in which it was first counted.
     tried: Vec<(String, u64)>,
     start: Instant,
-    /// Of the whole part, once it is over.
-    time: Duration,
+    /// [`Tally::tried`], once the part is over.
+    summary: Option<String>,
 }
 
 impl Tally {
@@ -112,7 +117,7 @@ impl Tally {
             steps: Vec::new(),
             tried: Vec::new(),
             start: Instant::now(),
-            time: Duration::ZERO,
+            summary: None,
         }
     }
 
@@ -199,34 +204,15 @@ pub fn test(options: &Options) -> Result<ExitCode> {
         .copied()
         .filter(|p| options.only.is_empty() || options.only.contains(p))
         .collect();
-    let (mut tallies, mut tried) = (Vec::new(), Vec::new());
-    for part in parts {
-        let mut tally = Tally::new(part);
-        let ran = match part {
-            part if options.leaves_out(part) => {
-                tally.skip("all", 1, &format!("not in --quick without --only {}", part.name()));
-                Ok(())
-            }
-            Part::Rust => rust::run(options, &mut tally),
-            Part::Ops => ops::run(options, &mut tally),
-            Part::Archs => archs::run(options, &mut tally),
-            Part::Model => model::run(options, &mut tally),
-            Part::Metal => metal::run(options, &mut tally),
-            Part::Cuda => cuda::run(options, &mut tally),
-            Part::Wrapper => wrapper::run(options, &mut tally),
-            Part::Life => life::run(options, &mut tally),
-            Part::Neon => neon::run(options, &mut tally),
-        };
-        // A part that cannot begin is a failure of that part, not the end of the others.
-        if let Err(e) = ran {
-            tally.fail("set up", &format!("{e:#}"));
-        }
-        tally.time = tally.start.elapsed();
-        tried.extend(tally.tried());
-        tallies.push(tally);
-    }
+    let active: Vec<Part> = parts.iter().copied().filter(|part| !options.leaves_out(*part)).collect();
+    let ahead = ahead::Ahead::start(&active);
+    let start = Instant::now();
+    let tallies = side_by_side(options, parts);
+    let time = start.elapsed();
+    drop(ahead);
+    let tried: Vec<&String> = tallies.iter().filter_map(|t| t.summary.as_ref()).collect();
     tried.iter().for_each(|line| println!("{line}"));
-    print_slowest(&tallies);
+    print_slowest(&tallies, time);
     write_json(options, &tallies)?;
     let sum = |count: fn(&Tally) -> u64| tallies.iter().map(count).sum::<u64>();
     let failed = sum(|t| t.failed);
@@ -241,13 +227,64 @@ pub fn test(options: &Options) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Parts that run beside each other: each has one thread at work for most of its time.
+const LANES: usize = 2;
+
+/// The tallies in the order of `parts`, though a long part begins early.
+fn side_by_side(options: &Options, parts: Vec<Part>) -> Vec<Tally> {
+    let mut queue = parts.clone();
+    queue.sort_by_key(|part| !matches!(part, Part::Rust | Part::Model));
+    // --soak looks for what happens once in a long while: nothing else should be at work then.
+    let lanes = if options.soak { 1 } else { LANES.min(cpu::cores() as usize) };
+    let next = AtomicUsize::new(0);
+    let (send, done) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..lanes {
+            scope.spawn(|| {
+                while let Some(part) = queue.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    // The other end is there for as long as this scope.
+                    let _ = send.send((*part, run_part(options, *part)));
+                }
+            });
+        }
+    });
+    drop(send);
+    let mut tallies: Vec<(Part, Tally)> = done.iter().collect();
+    tallies.sort_by_key(|(part, _)| parts.iter().position(|p| p == part));
+    tallies.into_iter().map(|(_, tally)| tally).collect()
+}
+
+fn run_part(options: &Options, part: Part) -> Tally {
+    let mut tally = Tally::new(part);
+    let ran = match part {
+        part if options.leaves_out(part) => {
+            tally.skip("all", 1, &format!("not in --quick without --only {}", part.name()));
+            Ok(())
+        }
+        Part::Rust => rust::run(options, &mut tally),
+        Part::Ops => ops::run(options, &mut tally),
+        Part::Archs => archs::run(options, &mut tally),
+        Part::Model => model::run(options, &mut tally),
+        Part::Metal => metal::run(options, &mut tally),
+        Part::Cuda => cuda::run(options, &mut tally),
+        Part::Wrapper => wrapper::run(options, &mut tally),
+        Part::Life => life::run(options, &mut tally),
+        Part::Neon => neon::run(options, &mut tally),
+    };
+    // A part that cannot begin is a failure of that part, not the end of the others.
+    if let Err(e) = ran {
+        tally.fail("set up", &format!("{e:#}"));
+    }
+    tally.summary = tally.tried();
+    tally
+}
+
 const SLOWEST: usize = 10;
 
-fn print_slowest(tallies: &[Tally]) {
+fn print_slowest(tallies: &[Tally], time: Duration) {
     let mut steps: Vec<&(String, Duration)> = tallies.iter().flat_map(|t| &t.steps).collect();
     steps.sort_by_key(|step| std::cmp::Reverse(step.1));
-    let sum: Duration = tallies.iter().map(|t| t.time).sum();
-    println!("{} s in all; the slowest steps:", sum.as_secs());
+    println!("{} s in all; the slowest steps:", time.as_secs());
     for (what, time) in steps.into_iter().take(SLOWEST) {
         println!("{:8.1} s  {what}", time.as_secs_f64());
     }

@@ -1,5 +1,7 @@
 //! A real model in the real tools: what a user types, and what he must then see.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +12,7 @@ use super::{Options, Tally};
 use kv::compare::{Perplexity, Setup, Statistics};
 use kv::pair::Pair;
 use kv::process::{self, Finished};
-use kv::{build_tree, cache, cpu, model};
+use kv::{build_tree, cache, model};
 
 const PROMPT: &str = "The capital of France is";
 /// Prompts that this small model is decided about: f16, bf16 and q8_0 agree on the whole answer, so a difference is a
@@ -21,17 +23,26 @@ const TEXT: &str = "1, 2, 3, 4, 5, 6, 7, 8,";
 /// it too.
 const LIMIT: Duration = Duration::from_secs(180);
 
+pub const HISTORY: &str = "kv-history";
+
+/// Two spin while they wait for each other, which takes minutes beside another part. What threads share out has checks of its own
+/// with [`TWO_THREADS`].
+const ONE_THREAD: [&str; 2] = ["-t", "1"];
+const TWO_THREADS: [&str; 2] = ["-t", "2"];
+
 struct Bench {
     bin: PathBuf,
     model: PathBuf,
+    /// What tools said with f16, by their command line: several types are compared with one of them.
+    with_f16: RefCell<BTreeMap<String, String>>,
 }
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     let bin = tally.timed("build", || build_tree::build(&build_tree::Options::default(), &[]))?;
-    let bench = Bench { bin, model: model::default_model()? };
+    let bench = Bench { bin, model: model::default_model()?, with_f16: RefCell::default() };
     tally.check("llama-cli answers with srft4/srft4", || {
-        let answer =
-            bench.answer("llama-cli", PROMPT, &["-st", "--cache-type-k", "srft4", "--cache-type-v", "srft4"])?;
+        let types = ["-st", "--cache-type-k", "srft4", "--cache-type-v", "srft4"];
+        let answer = bench.answer("llama-cli", PROMPT, &[&types[..], &TWO_THREADS].concat())?;
         ensure!(!answer.is_empty(), "the answer is empty");
         Ok(())
     });
@@ -89,17 +100,17 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
 /// cells: of those a batch shows its tokens more than slots that take turns.
 fn history(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     if options.quick {
-        tally.skip("what a cache's history costs", 1, "not in --quick: it decodes for half a minute");
+        tally.skip("what a cache's history costs", 1, "not in --quick: it decodes for two minutes");
         return Ok(());
     }
-    let program = build_tree::build(&build_tree::Options::default(), &["kv-history".into()])?.join("kv-history");
+    let program = build_tree::build(&build_tree::Options::default(), &[HISTORY.into()])?.join(HISTORY);
     let text = model::default_text()?;
     for (k, v) in [("delta4,recent=0", "f16"), ("delta3,recent=0", "srft4")] {
         tally.check(&format!("{k}/{v} in used cells and four slots within 10% of a fresh cache"), || {
             let mut c = Command::new(&program);
             c.arg("-m").arg(&bench.model).arg("-f").arg(&text).args(["-k", k, "-v", v, "--limit", "1.1"]);
-            // Three groups of cells a piece. It decodes seven thousand tokens, half a minute on two free cores.
-            c.args(["-n", "136", "-t", &cpu::cores().to_string()]);
+            // Three groups of cells a piece. It decodes seven thousand tokens.
+            c.args(["-n", "136"]).args(ONE_THREAD);
             let done = process::run(&mut c, Some(5 * LIMIT))?;
             done.stdout.lines().for_each(|line| println!("      {line}"));
             ensure!(done.status.success(), "{}\n{}", done.status, process::tail(&done.text(), 20));
@@ -112,12 +123,12 @@ fn history(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
 impl Bench {
     fn tool(&self, tool: &str, args: &[&str]) -> Result<Finished> {
         let mut c = Command::new(self.bin.join(tool));
-        c.arg("-m").arg(&self.model).args(args);
+        // What is given counts: the last one does.
+        c.arg("-m").arg(&self.model).args(ONE_THREAD).args(args);
         process::run(&mut c, Some(LIMIT))
     }
 
     fn answer(&self, tool: &str, prompt: &str, args: &[&str]) -> Result<String> {
-        // What is given counts: the last one does.
         let all = [&["-p", prompt, "-n", "12", "--temp", "0"], args].concat();
         let done = self.tool(tool, &all)?;
         ensure!(
@@ -132,7 +143,10 @@ impl Bench {
 
     /// The same answer with `types` as without.
     fn same_answer(&self, tool: &str, prompt: &str, common: &[&str], types: &[&str]) -> Result<()> {
-        let f16 = self.answer(tool, prompt, common)?;
+        let key = format!("{tool} {prompt} {common:?}");
+        let known = self.with_f16.borrow().get(&key).cloned();
+        let f16 = known.map_or_else(|| self.answer(tool, prompt, common), Ok)?;
+        self.with_f16.borrow_mut().insert(key, f16.clone());
         let ours = self.answer(tool, prompt, &[common, types].concat())?;
         ensure!(!f16.is_empty(), "the answer with f16 is empty");
         ensure!(f16 == ours, "with f16: {f16:?}\nwith {types:?}: {ours:?}");
@@ -225,15 +239,20 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
         ctx,
         chunks,
         depth: 0,
-        threads: cpu::cores(),
+        threads: 1,
     };
     let scratch = cache::Scratch::new()?;
     let run = Perplexity::new(&setup, &scratch.path().join("logits"));
     run.write_base()?;
+    let small_batches = ["-b", "8", "-ub", "8"];
+    let by_two = [&small_batches[..], &TWO_THREADS].concat();
+    // Whole batches are split among threads by queries.
+    const BY_TWO: &str = "srft4";
     let mut kld = |name: &str| -> Option<f64> {
         let mut found = None;
         tally.check(&format!("llama-perplexity {name}, ctx {ctx}, {chunks} chunks"), || {
-            let Statistics { ppl, kld, .. } = run.measure(&Pair::parse(name)?)?.statistics;
+            let threads: &[&str] = if name == BY_TWO { &TWO_THREADS } else { &[] };
+            let Statistics { ppl, kld, .. } = run.measure_with(&Pair::parse(name)?, threads)?.statistics;
             ensure!(ppl.is_finite() && kld.is_finite(), "perplexity {ppl}, KLD {kld}");
             println!("      {name}: KLD {kld:.6}, perplexity {ppl:.4}");
             found = Some(kld);
@@ -247,10 +266,10 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     let [k_q4_0, k_srft4, k_delta4, k_delta3] =
         ["q4_0/f16", "srft4,recent=0/f16", "delta4,recent=0/f16", "delta3,recent=0/f16"].map(&mut kld);
     let mixed = kld("srft4,0-14=srft8,recent=0");
-    let recent = kld("srft4");
+    let recent = kld(BY_TWO);
     tally.check("recent cells take two thirds of srft4's KLD", || below(recent, srft4.map(|kld| kld / 3.0)));
     tally.check("and in batches of 8 with 128 of them half of it", || {
-        let small = run.measure_with(&Pair::parse("srft4,recent=128")?, &["-b", "8", "-ub", "8"])?.statistics.kld;
+        let small = run.measure_with(&Pair::parse("srft4,recent=128")?, &by_two)?.statistics.kld;
         println!("      srft4,recent=128, batches of 8: KLD {small:.6}");
         below(Some(small), srft4.map(|kld| kld / 2.0))
     });
@@ -258,14 +277,14 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     // Three quarters of a bit less, and as good: 0.040 and 0.042 on this text.
     let near = k_q4_0.map(|kld| 1.1 * kld);
     tally.check("delta3's KLD as K is about that of upstream's q4_0", || below(k_delta3, near));
-    // Batches of eight tokens are split among threads by cells, as decoding is; whole batches by queries.
+    // Batches of eight tokens are split among threads by cells, as decoding is.
     tally.check("srft4's KLD in small batches is that of large ones", || {
-        let small = run.measure_with(&Pair::parse("srft4,recent=0")?, &["-b", "8", "-ub", "8"])?.statistics.kld;
+        let small = run.measure_with(&Pair::parse("srft4,recent=0")?, &by_two)?.statistics.kld;
         println!("      srft4, batches of 8: KLD {small:.6}");
         below(Some(small), srft4.map(|kld| 1.2 * kld + 0.003))
     });
     tally.check("delta4's KLD does not depend on the size of batches", || {
-        let small = run.measure_with(&Pair::parse("delta4,recent=0/f16")?, &["-b", "8", "-ub", "8"])?.statistics.kld;
+        let small = run.measure_with(&Pair::parse("delta4,recent=0/f16")?, &small_batches)?.statistics.kld;
         println!("      delta4/f16, batches of 8: KLD {small:.6}");
         below(Some(small), k_delta4.map(|kld| 1.1 * kld + 0.001))
     });

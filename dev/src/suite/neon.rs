@@ -13,10 +13,10 @@ use anyhow::{bail, ensure, Context, Result};
 
 use super::cargo;
 use super::rust::{failed_names, libtest_counts};
-use super::{Options, Tally};
+use super::{wrapper, Options, Tally};
 use crate::cross::{self, AARCH64, AARCH64_GCC, AARCH64_ROOT, QEMU};
 use kv::progress::Spinner;
-use kv::{cache, process, project_root};
+use kv::{process, project_root};
 
 /// What qemu calls a CPU, and the table that must be in use on it.
 const CPUS: [(&str, &str); 3] = [("cortex-a57", "neon"), ("cortex-a76", "dotprod"), ("max,sve=off", "i8mm")];
@@ -81,7 +81,8 @@ fn check_macos(tally: &mut Tally) {
                 cargo::command(&["check", "--quiet", "--locked", "--workspace", "--all-targets", "--target", MACOS]);
             c.current_dir(project_root().join(folder));
             if folder != "." {
-                c.arg("--target-dir").arg(cache::root()?.join("macos"));
+                // What build scripts are made of is compiled there for part wrapper, too.
+                c.arg("--target-dir").arg(wrapper::short_target()?);
             }
             // Nothing is linked: sys need not build llama.cpp, nor fuzz libFuzzer, and a dependency's C file needs none of
             // Apple's options to be compiled here.

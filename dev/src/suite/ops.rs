@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{program, Options, Tally};
 use kv::{build_tree, cpu, python};
 
-const PROGRAM: &str = "kv-test-ops";
+pub const PROGRAM: &str = "kv-test-ops";
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     tally.check("CMake alone and cargo kv build compile for the same CPU", || {

@@ -42,10 +42,18 @@ struct Built {
     wrapper: Option<PathBuf>,
 }
 
+/// cargo's folder for the short form.
+pub fn short_target() -> Result<PathBuf> {
+    Ok(cache::root()?.join("wrapper").join("target-short"))
+}
+
+/// The program of the short form, without a run of it.
+pub fn build_short() -> Result<Command> {
+    Bench::new()?.two_lines_here("build")
+}
+
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
-    let home = cache::root()?.join("wrapper");
-    let target = home.join(format!("target-{}", cache::key(&[project_root().display().to_string()])));
-    let bench = Bench { home, target, model: model::default_model()?, tools: python::build_tools()? };
+    let bench = Bench::new()?;
     tally.check("a program with the two lines of the README", || bench.short());
     if options.quick || (options.only.is_empty() && !options.soak) {
         tally.skip("the long form", 1, "slow: run it with --only wrapper, or --soak");
@@ -92,6 +100,12 @@ impl Built {
 }
 
 impl Bench {
+    fn new() -> Result<Bench> {
+        let home = cache::root()?.join("wrapper");
+        let target = home.join(format!("target-{}", cache::key(&[project_root().display().to_string()])));
+        Ok(Bench { home, target, model: model::default_model()?, tools: python::build_tools()? })
+    }
+
     /// cargo in `dir`, with the build tools that this machine has or was given.
     fn cargo(&self, dir: &Path, target: &Path, args: &[&str]) -> Command {
         let mut c = cargo::command(args);
@@ -317,17 +331,21 @@ impl Bench {
 
     /// The README's two lines, with the folder of sys for the address. Nothing is optimized: what is tested is that a
     /// program builds, links and gets its cache, and compiling takes the time.
-    fn short(&self) -> Result<()> {
+    fn two_lines_here(&self, verb: &str) -> Result<Command> {
         let dir = self.home.join(format!("short-{}", cache::key(&[project_root().display().to_string()])));
         // The versions that the examples have; cargo drops what this program does not use.
         fs::create_dir_all(dir.join("src"))?;
         fs::copy(project_root().join("examples/Cargo.lock"), dir.join("Cargo.lock"))?;
-        let _spinner = Spinner::new("a program with the two lines");
         let sys = format!("path = {:?}", project_root().join("sys"));
         write_project(&dir, &sys, "", TWO_LINES)?;
-        let mut c = self.cargo(&dir, &self.target.with_file_name("target-short"), &["run", "--quiet"]);
+        let mut c = self.cargo(&dir, &short_target()?, &[verb, "--quiet"]);
         c.env("CMAKE_C_FLAGS_RELEASE", "-O0").env("CMAKE_CXX_FLAGS_RELEASE", "-O0");
-        has_context(&process::run_ok(&mut c)?)
+        Ok(c)
+    }
+
+    fn short(&self) -> Result<()> {
+        let _spinner = Spinner::new("a program with the two lines");
+        has_context(&process::run_ok(&mut self.two_lines_here("run")?)?)
     }
 
     /// As a new user, with what git has committed here for an address: a project outside the checkout, the README's two lines

@@ -13,12 +13,13 @@ use anyhow::Result;
 use super::{program, Options, Tally};
 use kv::{build_tree, cache, model};
 
-const PROGRAM: &str = "kv-test-life";
+pub const PROGRAM: &str = "kv-test-life";
 const CALIBRATE: &str = "kv-calibrate";
+pub const TARGETS: [&str; 3] = [PROGRAM, CALIBRATE, "llama-server"];
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     fuzz::run(options, tally);
-    let targets = [PROGRAM, CALIBRATE, "llama-server"].map(String::from);
+    let targets = TARGETS.map(String::from);
     let bin = tally.timed("build", || build_tree::build(&build_tree::Options::default(), &targets))?;
     let scratch = cache::Scratch::new()?;
     let mut life = Command::new(bin.join(PROGRAM));

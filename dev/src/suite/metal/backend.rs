@@ -14,7 +14,7 @@ use crate::suite::{program, Options, Tally};
 use kv::source::{self as tree, Source, Tree};
 use kv::{build_tree, cache};
 
-const PROGRAM: &str = "kv-test-metal";
+pub const PROGRAM: &str = "kv-test-metal";
 /// ggml's types that stand beside ours in a cache.
 const PLAIN: [&str; 4] = ["f32", "f16", "q8_0", "q4_0"];
 

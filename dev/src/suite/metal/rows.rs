@@ -23,8 +23,9 @@ fn is_srft(format: Format) -> bool {
     matches!(format, Format::Srft(_))
 }
 
+/// Bands have no kernels.
 fn is_grouped(format: Format) -> bool {
-    format.grouped().is_some()
+    format.grouped().is_some_and(|f| f.bands().is_none())
 }
 
 /// Codes that may fall to the other side of a tie, of all.
