@@ -95,7 +95,10 @@ fn follow(command: &mut Command, tokens: u64) -> Result<String> {
     if !status.success() || done.is_empty() {
         let errors = errors.join().ok().flatten().unwrap_or_default();
         let reason = errors.lines().rev().find_map(|l| l.strip_prefix("error: "));
-        bail!("{}", reason.map_or_else(|| format!("{PROGRAM} failed ({status})\n{}", process::tail(&errors, 20)), Into::into));
+        bail!(
+            "{}",
+            reason.map_or_else(|| format!("{PROGRAM} failed ({status})\n{}", process::tail(&errors, 20)), Into::into)
+        );
     }
     Ok(done)
 }

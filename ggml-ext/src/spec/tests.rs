@@ -63,7 +63,8 @@ fn recent_cells_are_a_number() {
 
 #[test]
 fn a_calibration_is_a_file_for_keys() {
-    for (text, file) in [("srft4", None), ("f16, cal = a/b c.gguf ", Some("a/b c.gguf")), ("srft4,cal=x=y,0=f16", Some("x=y"))]
+    for (text, file) in
+        [("srft4", None), ("f16, cal = a/b c.gguf ", Some("a/b c.gguf")), ("srft4,cal=x=y,0=f16", Some("x=y"))]
     {
         let spec = parse(text).unwrap();
         assert_eq!((spec.calibration.as_deref(), spec.alone().is_some()), (file, file.is_none()), "{text}");

@@ -14,7 +14,15 @@ fn side(name: &str, heads: u32) -> StateSide {
 pub(super) fn cache(k: &str, v: &str) -> StateCache {
     let layer = |index| Layer { index, k: side(k, 2), v: side(v, 2), recent: [StateSide::NONE; 2] };
     let ranges = vec![Range { stream: 0, from: 3, to: 70 }, Range { stream: 0, from: 80, to: 81 }];
-    StateCache { streams: 1, cells: 256, sequences: 2, flags: 0, calibration: 0, layers: vec![layer(0), layer(1)], ranges }
+    StateCache {
+        streams: 1,
+        cells: 256,
+        sequences: 2,
+        flags: 0,
+        calibration: 0,
+        layers: vec![layer(0), layer(1)],
+        ranges,
+    }
 }
 
 fn header(k: &str, v: &str) -> Header {
