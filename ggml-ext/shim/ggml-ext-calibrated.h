@@ -4,8 +4,8 @@
 // The products are ops of the graph, so every device has them and no cache type knows of them. Keys are multiplied where they
 // are written (cpy_k). Queries are multiplied where attention meets the cache (build_attn_mha): the view that get_k returns carries the
 // matrices. K-shift takes keys back, turns them, and multiplies again. The matrices lie in buffers of their own, which clear() leaves
-// alone, on the device of their layer. They are f32: M is as the file has it, and its inverse loses nothing that shows even
-// where keys are large.
+// alone, on the device of their layer. They are f16: each token reads them all, which with f32 takes twice as long, and f32 was no
+// closer even where keys are large (Qwen2.5).
 #pragma once
 
 #include "ggml-ext-calibration.h"
@@ -66,8 +66,8 @@ class ggml_ext_calibrated {
         ggml_ext_order_bands(k->type, it->second);
         ggml_context * ctx = context_for(buft);
         layer & l = layers[ikv];
-        l.m = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, size, size, n_head);
-        l.n = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, size, size, n_head);
+        l.m = ggml_new_tensor_3d(ctx, TYPE, size, size, n_head);
+        l.n = ggml_new_tensor_3d(ctx, TYPE, size, size, n_head);
         ggml_format_name(l.m, "k_cal_l%d", (int) il);
         ggml_format_name(l.n, "q_cal_l%d", (int) il);
         pending.push_back({ &it->second, l });
@@ -102,9 +102,8 @@ class ggml_ext_calibrated {
         }
         for (const auto & [of, l] : pending) {
             if (!no_alloc) {
-                const std::vector<float> inverse = ggml_ext_inverse_transposed(*of);
-                ggml_backend_tensor_set(l.m, of->m.data(), 0, ggml_nbytes(l.m));
-                ggml_backend_tensor_set(l.n, inverse.data(), 0, ggml_nbytes(l.n));
+                set(l.m, of->m);
+                set(l.n, ggml_ext_inverse_transposed(*of));
             }
         }
         if (!pending.empty()) {
@@ -157,6 +156,8 @@ class ggml_ext_calibrated {
     }
 
   private:
+    static constexpr ggml_type TYPE = GGML_TYPE_F16;
+
     struct layer {
         ggml_tensor * m = nullptr, * n = nullptr; // [head size, head size, KV heads]
     };
@@ -173,6 +174,12 @@ class ggml_ext_calibrated {
     std::function<uint64_t()>           model_digest;
     std::optional<ggml_ext_calibration> file;
     std::vector<std::pair<const ggml_ext_calibration::layer *, layer>> pending;
+
+    static void set(ggml_tensor * t, const std::vector<float> & values) {
+        std::vector<ggml_fp16_t> halves(values.size());
+        ggml_fp32_to_fp16_row(values.data(), halves.data(), (int64_t) values.size());
+        ggml_backend_tensor_set(t, halves.data(), 0, ggml_nbytes(t));
+    }
 
     static std::string command() { return "make one by `cargo kv calibrate -m MODEL.gguf`"; }
 
