@@ -17,12 +17,23 @@ std::vector<float> decoded(const ggml_ext_type * type, char side, const uint8_t 
     return res;
 }
 
+// The byte that fills up an odd number of 8-bit scales.
+bool is_filling(const ggml_ext_type * type, size_t at) {
+    const std::string family = type->family;
+    const bool        has_codes = (family.rfind("srft", 0) == 0 && family != "srft8") || family.rfind("delta", 0) == 0;
+    const size_t      scales    = type->head_size/(type->head_size % 32 ? 16 : 32);
+    return has_codes && scales % 2 == 1 && at == scales;
+}
+
 // A bit of this byte that the format knows: where codes do not fill their bytes, the last has bits that mean nothing.
 int meaningful_bit(const ggml_ext_type * type, char side, const uint8_t * row, size_t at, Rng & rng) {
     std::vector<uint8_t> flipped(row, row + type->row_bytes);
     const int start = (int) rng.below(8);
     if (type->group_cells > 1) {
-        return start;  // a row of a group does not decode alone, and has no such bits
+        // A row of a group does not decode alone. Of its share of the I-frame the first 16-bit slot has three flags, and
+        // the others leave those bits out.
+        const size_t slots = type->row_bytes - 2*((type->head_size + 63)/64);
+        return at >= slots + 2 && (at - slots) % 2 == 0 ? 3 + start % 5 : start;
     }
     for (int i = 0; i < 8; i++) {
         const int bit = (start + i) % 8;
@@ -63,12 +74,14 @@ void flip(const ggml_ext_type * type, char side, int64_t n_q) {
     int silent = 0, loud = 0;
     const size_t step = quick ? 7 : 1;
     for (size_t at = rng.below(step); at < type->row_bytes; at += step) {
+        if (is_filling(type, at)) {
+            continue;
+        }
         for (int64_t cell : { 0, 1 }) {  // seen by all, hidden from all
             std::vector<uint8_t> flipped = bytes;
             const size_t head = rng.below(c.shape.n_head_kv);
             uint8_t * row = &flipped[cell*cache->nb[1] + head*type->row_bytes];
-            // no byte of a grouped row is idle, and none decodes by itself
-            row[at] ^= (uint8_t) (1u << (grouped ? rng.below(8) : meaningful_bit(type, side, row, at, rng)));
+            row[at] ^= (uint8_t) (1u << meaningful_bit(type, side, row, at, rng));
             set_bytes(cache, flipped);
             if (!r.attend(1)) {
                 return;
