@@ -62,6 +62,11 @@ std::string write_calibration(const Shape & shape, const char * name, uint64_t s
     return path;
 }
 
+// The file that types find which need one and name none.
+std::string file_beside(const Shape & shape) {
+    return folder() + "/" + shape.name + ".kv-cal.gguf";
+}
+
 double divergence(const std::vector<float> & a, const std::vector<float> & b) {
     check(!a.empty() && a.size() == b.size() && all_finite(b), "it says something");
     return a.size() == b.size() ? mean(kl_divergences(a, b, N_VOCAB)) : INFINITY;
@@ -195,6 +200,8 @@ void test_refusals() {
     }
     const std::string command = "cargo kv calibrate";
     refused({ "f16,cal=" + folder() + "/none.gguf", "f16" }, { "none.gguf", "cannot be opened", command }, "a file that is not there");
+    remove(file_beside(HEADS_OF_64).c_str());
+    refused({ "band3", "f16" }, { file_beside(HEADS_OF_64), "cannot be opened", command }, "a type that needs one, where there is none");
     refused({ "f16,cal=" + write_calibration(HEADS_OF_128, "large", 1), "f16" }, { "another model", command }, "a calibration of another model");
     refused({ "f16,cal=" + write_calibration(HEADS_OF_64, "changed", 1, 0, 1), "f16" }, { "another model", command }, "another digest");
     model_of(HEADS_OF_64);
@@ -245,6 +252,12 @@ void test_program() {
 }
 
 }  // namespace
+
+void calibrate_beside(const Shape & shape) {
+    if (!std::ifstream(file_beside(shape))) {
+        write_calibration(shape, shape.name, 3);
+    }
+}
 
 void test_calibrated() {
     test_scores();

@@ -35,12 +35,16 @@ std::vector<Pair> all_pairs() {
     return res;
 }
 
+static bool is_banded(const Pair & types) {
+    return types.k.find("band") != std::string::npos;
+}
+
 bool serves(const Pair & types, const Shape & shape) {
-    return shape.head_size%32 == 0 || types.k.find("q8_0") == std::string::npos;
+    return (shape.head_size%32 == 0 || types.k.find("q8_0") == std::string::npos) && (shape.head_size%64 == 0 || !is_banded(types));
 }
 
 bool is_grouped(const Pair & types) {
-    return types.k.find("delta") != std::string::npos;
+    return types.k.find("delta") != std::string::npos || is_banded(types);
 }
 
 // Measured means are a half to two thirds of these. A family that is not listed may lose as much as any.
@@ -84,7 +88,11 @@ Context new_context(const Shape & shape, const Pair & types, const Setup & setup
     p.no_perf         = true;
     p.type_k          = cache_type(with_recent(types.k, setup.recent));
     p.type_v          = cache_type(with_recent(types.v, setup.recent));
-    llama_context * ctx = llama_init_from_model(model_of(shape), p);
+    llama_model * model = model_of(shape);
+    if (is_banded(types) && types.k.find("cal=") == std::string::npos) {
+        calibrate_beside(shape);
+    }
+    llama_context * ctx = llama_init_from_model(model, p);
     if (!ctx) {
         fprintf(stderr, "no context with %s\n%s\n", types.name().c_str(), take_log().c_str());
         exit(2);

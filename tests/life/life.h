@@ -37,7 +37,7 @@ struct Pair {
 
 // Every family on every side that it serves, alone and with others.
 std::vector<Pair> all_pairs();
-// ggml's blocks of 32 do not divide every head.
+// ggml's blocks of 32 do not divide every head, nor do two bands of 32.
 bool serves(const Pair & types, const Shape & shape);
 // Coded by their neighbours, some layer at least.
 bool is_grouped(const Pair & types);
@@ -53,7 +53,9 @@ struct Setup {
     int      recent   = 24; // cells of a sequence that are kept as precise rows, where the types say nothing
 };
 
+// Types that need a calibration find one of random matrices beside the model.
 Context new_context(const Shape & shape, const Pair & types, const Setup & setup);
+void    calibrate_beside(const Shape & shape);
 
 // Tokens of a text that is the same wherever it is asked for.
 llama_token token_at(llama_seq_id seq, llama_pos pos);
