@@ -120,6 +120,19 @@ fn spread_bits(bits: u32) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit)
 }
 
+/// The f16 numbers of codes, which are in the lower bytes of halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn halves_of_codes(codes: __m256i) -> __m256i {
+    let c = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+    let zero = _mm256_cmpeq_epi16(c, _mm256_setzero_si256());
+    let offset = _mm256_andnot_si256(zero, _mm256_set1_epi16(CODE_OFFSET));
+    let magnitude = _mm256_add_epi16(_mm256_slli_epi16::<CODE_SHIFT>(c), offset);
+    // The sign, bit 7, on top.
+    let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(codes), _mm256_set1_epi16(i16::MIN));
+    _mm256_or_si256(magnitude, sign)
+}
+
 /// The f16 numbers in the lower halves of words, and those in the upper ones.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
@@ -182,15 +195,8 @@ impl ScaleLanes for __m256 {
     #[inline(always)]
     unsafe fn code_scales(words: __m256i) -> [Self; 4] {
         unsafe {
-            let [even, odd] = [words, _mm256_srli_epi16::<8>(words)].map(|codes| {
-                let c = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
-                let zero = _mm256_cmpeq_epi16(c, _mm256_setzero_si256());
-                let offset = _mm256_andnot_si256(zero, _mm256_set1_epi16(CODE_OFFSET));
-                let magnitude = _mm256_add_epi16(_mm256_slli_epi16::<CODE_SHIFT>(c), offset);
-                // The sign, bit 7, on top.
-                let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(codes), _mm256_set1_epi16(i16::MIN));
-                widen_halves(_mm256_or_si256(magnitude, sign))
-            });
+            let even = widen_halves(halves_of_codes(words));
+            let odd = widen_halves(halves_of_codes(_mm256_srli_epi16::<8>(words)));
             [even[0], odd[0], even[1], odd[1]]
         }
     }

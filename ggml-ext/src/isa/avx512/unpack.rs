@@ -161,16 +161,9 @@ impl ScaleLanes for __m512 {
     #[inline(always)]
     unsafe fn code_scales(words: __m512i) -> [Self; 4] {
         unsafe {
-            let [even, odd] = [words, _mm512_srli_epi16::<8>(words)].map(|codes| {
-                let c = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
-                let shifted = _mm512_slli_epi16::<{ CODE_SHIFT as u32 }>(c);
-                let magnitude =
-                    _mm512_mask_add_epi16(c, _mm512_test_epi16_mask(c, c), shifted, _mm512_set1_epi16(CODE_OFFSET));
-                // The sign, bit 7, on top.
-                let sign = _mm512_and_si512(_mm512_slli_epi16::<8>(codes), _mm512_set1_epi16(i16::MIN));
-                halves(_mm512_or_si512(magnitude, sign)).map(|halves| _mm512_cvtph_ps(halves))
-            });
-            [even[0], odd[0], even[1], odd[1]]
+            let even = halves(halves_of_codes(words));
+            let odd = halves(halves_of_codes(_mm512_srli_epi16::<8>(words)));
+            [_mm512_cvtph_ps(even[0]), _mm512_cvtph_ps(odd[0]), _mm512_cvtph_ps(even[1]), _mm512_cvtph_ps(odd[1])]
         }
     }
     #[inline(always)]
@@ -193,6 +186,18 @@ pub(super) unsafe fn sixteens(p: *const u8, stride: usize) -> [__m512i; 4] {
         }
     }
     out
+}
+
+/// The f16 numbers of codes, which are in the lower bytes of halves.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn halves_of_codes(codes: __m512i) -> __m512i {
+    let c = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
+    let shifted = _mm512_slli_epi16::<{ CODE_SHIFT as u32 }>(c);
+    let magnitude = _mm512_mask_add_epi16(c, _mm512_test_epi16_mask(c, c), shifted, _mm512_set1_epi16(CODE_OFFSET));
+    // The sign, bit 7, on top.
+    let sign = _mm512_and_si512(_mm512_slli_epi16::<8>(codes), _mm512_set1_epi16(i16::MIN));
+    _mm512_or_si512(magnitude, sign)
 }
 
 /// The f16 numbers in the lower halves of words, and those in the upper ones; NaN and infinities become zero.

@@ -71,12 +71,18 @@ unsafe fn codes<S: ScaleLanes>(rows: PackedRows, unit: f32, out: LevelBlock) {
                     if g >= groups {
                         break;
                     }
-                    for (i, scales) in S::code_scales(words).into_iter().enumerate() {
-                        if g + i < groups {
-                            scales.store_scaled(unit, to);
-                            to = to.add(BUNDLE);
-                        }
+                    let [a, b, c, d] = S::code_scales(words);
+                    a.store_scaled(unit, to);
+                    if g + 1 < groups {
+                        b.store_scaled(unit, to.add(BUNDLE));
                     }
+                    if g + 2 < groups {
+                        c.store_scaled(unit, to.add(2 * BUNDLE));
+                    }
+                    if g + 3 < groups {
+                        d.store_scaled(unit, to.add(3 * BUNDLE));
+                    }
+                    to = to.add(BUNDLE * (groups - g).min(4));
                     g += 4;
                 }
             }

@@ -162,6 +162,20 @@ impl Bytes for int8x16_t {
     }
 }
 
+/// The f16 numbers of codes, which are in the lower bytes of halves.
+#[inline(always)]
+fn halves_of_codes(codes: uint16x8_t) -> uint32x4_t {
+    // SAFETY: NEON is always there.
+    unsafe {
+        let c = vandq_u16(codes, vdupq_n_u16(0x7f));
+        let offset = vandq_u16(vtstq_u16(c, c), vdupq_n_u16(CODE_OFFSET as u16));
+        let magnitude = vaddq_u16(vshlq_n_u16::<CODE_SHIFT>(c), offset);
+        // The sign, bit 7, on top.
+        let sign = vandq_u16(vshlq_n_u16::<8>(codes), vdupq_n_u16(0x8000));
+        vreinterpretq_u32_u16(vorrq_u16(magnitude, sign))
+    }
+}
+
 #[expect(
     clippy::undocumented_unsafe_blocks,
     reason = "for all: NEON is always there, and pointers hold what is read or written"
@@ -198,16 +212,13 @@ impl ScaleLanes for float32x4_t {
     unsafe fn code_scales(words: uint32x4_t) -> [Self; 4] {
         unsafe {
             let words = vreinterpretq_u16_u32(words);
-            let [even, odd] = [words, vshrq_n_u16::<8>(words)].map(|codes| {
-                let c = vandq_u16(codes, vdupq_n_u16(0x7f));
-                let offset = vandq_u16(vtstq_u16(c, c), vdupq_n_u16(CODE_OFFSET as u16));
-                let magnitude = vaddq_u16(vshlq_n_u16::<CODE_SHIFT>(c), offset);
-                // The sign, bit 7, on top.
-                let sign = vandq_u16(vshlq_n_u16::<8>(codes), vdupq_n_u16(0x8000));
-                let halves = vreinterpretq_u32_u16(vorrq_u16(magnitude, sign));
-                [fcvtl(vmovn_u32(halves)), fcvtl(vshrn_n_u32::<16>(halves))]
-            });
-            [even[0], odd[0], even[1], odd[1]]
+            let (even, odd) = (halves_of_codes(words), halves_of_codes(vshrq_n_u16::<8>(words)));
+            [
+                fcvtl(vmovn_u32(even)),
+                fcvtl(vmovn_u32(odd)),
+                fcvtl(vshrn_n_u32::<16>(even)),
+                fcvtl(vshrn_n_u32::<16>(odd)),
+            ]
         }
     }
     #[inline(always)]
