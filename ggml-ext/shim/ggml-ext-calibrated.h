@@ -130,7 +130,7 @@ class ggml_ext_calibrated {
     // In cpy_k: [head size, KV heads, tokens].
     ggml_tensor * keys(ggml_context * ctx, size_t ikv, ggml_tensor * k) const {
         const auto it = layers.find(ikv);
-        return it == layers.end() ? k : multiply(ctx, it->second.m, k);
+        return it == layers.end() ? k : contiguous(ctx, multiply(ctx, it->second.m, k));
     }
 
     // In get_k: the view knows from here on what its queries are to be multiplied by.
@@ -145,18 +145,18 @@ class ggml_ext_calibrated {
     // K-shift: from what is stored to keys.
     ggml_tensor * undo(ggml_context * ctx, size_t ikv, ggml_tensor * k) const {
         const auto it = layers.find(ikv);
-        return it == layers.end() ? k : multiply(ctx, ggml_cont(ctx, ggml_transpose(ctx, it->second.n)), k);
+        return it == layers.end() ? k : contiguous(ctx, multiply(ctx, ggml_cont(ctx, ggml_transpose(ctx, it->second.n)), k));
     }
 
-    // [head size, heads, tokens], of so many heads for each matrix: as many products, none of them moved.
+    // [head size, heads, tokens]; each matrix is for so many heads in a row. Many tokens are the columns of a product for each head, as
+    // queries are beside a cache, and the result is permuted; few are multiplied where they lie.
     static ggml_tensor * multiply(ggml_context * ctx, ggml_tensor * matrices, ggml_tensor * x) {
         const int64_t size = x->ne[0], heads = x->ne[1], tokens = x->ne[2], n = matrices->ne[2];
-        if (!ggml_is_contiguous(x)) {
-            x = ggml_cont(ctx, x);
-        }
-        x = ggml_mul_mat(ctx, matrices, ggml_reshape_4d(ctx, x, size, heads/n, n, tokens));
+        const bool    many = tokens > 8;
+        x = many ? ggml_permute(ctx, x, 0, 2, 1, 3) : ggml_reshape_4d(ctx, contiguous(ctx, x), size, heads/n, n, tokens);
+        x = ggml_mul_mat(ctx, matrices, x);
         ggml_prec_set_acc(x, GGML_PREC_F32);
-        return ggml_reshape_3d(ctx, x, size, heads, tokens);
+        return many ? ggml_permute(ctx, x, 0, 2, 1, 3) : ggml_reshape_3d(ctx, x, size, heads, tokens);
     }
 
   private:
@@ -178,6 +178,11 @@ class ggml_ext_calibrated {
     std::function<uint64_t()>           model_digest;
     std::optional<ggml_ext_calibration> file;
     std::vector<std::pair<const ggml_ext_calibration::layer *, layer>> pending;
+
+    // With the strides of one that was never permuted, which a dimension of 1 may lack and still be contiguous.
+    static ggml_tensor * contiguous(ggml_context * ctx, ggml_tensor * x) {
+        return ggml_is_contiguous(x) ? ggml_reshape_3d(ctx, x, x->ne[0], x->ne[1], x->ne[2]) : ggml_cont(ctx, x);
+    }
 
     static void set(ggml_tensor * t, const std::vector<float> & values) {
         std::vector<ggml_fp16_t> halves(values.size());
