@@ -224,8 +224,8 @@ impl Bench {
             last.with_context(|| format!("no context for {types} in\n{}", done.stdout))
         };
         let (f16, srft4) = (context("f16")?, context("srft4")?);
-        // 16 bits against 4.5, both rounded down to 256.
-        let want = f16 as f64 * 16.0 / 4.5;
+        // 16 bits against 4.25, both rounded down to 256.
+        let want = f16 as f64 * 16.0 / 4.25;
         ensure!(f16 > 0 && (srft4 as f64 - want).abs() <= 1024.0, "f16 {f16}, srft4 {srft4}, expected {want}");
         let by_layer = ["--memory", "8G", "--types", "srft4", "srft4,0-1=f16/srft4", "srft4,99=f16"];
         let done = self.example_ok(built, "planner", &by_layer)?;

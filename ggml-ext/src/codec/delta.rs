@@ -340,9 +340,10 @@ impl Delta {
             unsafe {
                 let row = data.add(i / slots * stride + self.residual.row_bytes());
                 let slot = row.cast::<u16>().add(i % slots);
-                let flags = u16::from_le(slot.read_unaligned()) & u16::from(KIND) * u16::from(i % slots == 0);
+                let kind = if i % slots == 0 { u16::from(KIND) } else { 0 };
+                let kept = u16::from_le(slot.read_unaligned()) & kind;
                 let framed = u16::from(FRAMED) * u16::from(i == 0);
-                slot.write_unaligned((bits | flags | framed).to_le());
+                slot.write_unaligned((bits | kept | framed).to_le());
             }
         }
         // SAFETY: the caller's promise.
