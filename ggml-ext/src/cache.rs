@@ -217,7 +217,7 @@ fn read_floats(kind: KvType, bytes: &[u8], values: &mut [f32]) {
 /// let rows: Vec<f32> = (0..3 * 128).map(|i| (i as f32).cos()).collect();
 /// let srft4: ggml_ext::KvType = "srft4".parse()?;
 /// let bytes = ggml_ext::encode(srft4, 128, &rows)?;
-/// assert_eq!(bytes.len(), 3 * 72);
+/// assert_eq!(bytes.len(), 3 * 68);
 /// assert_eq!(ggml_ext::decode(srft4, 128, &bytes)?.len(), rows.len());
 /// # Ok::<(), ggml_ext::Error>(())
 /// ```

@@ -18,7 +18,7 @@ use std::str::FromStr;
 ///
 /// let k: KvType = "srft4".parse()?;
 /// assert_eq!(k.to_string(), "srft4");
-/// assert_eq!(k.bits_per_value(128), Some(4.5));
+/// assert_eq!(k.bits_per_value(128), Some(4.25));
 /// assert!(k.serves_k() && k.head_sizes().contains(&64));
 ///
 /// let e = "srft5".parse::<KvType>().unwrap_err().to_string();

@@ -303,9 +303,9 @@ impl Count<'_> {
 /// let srft4: KvType = "srft4".parse()?;
 /// assert_eq!(cache_bytes(&llama_8b, 32768, KvType::F16, KvType::F16)?, 4 << 30);
 /// let recent = 129 * 32 * 8 * 2 * 136; // 8.5 bits for the last 128 cells and one that is never read
-/// assert_eq!(cache_bytes(&llama_8b, 32768, srft4, srft4)?, (4 << 30) * 9 / 32 + recent);
+/// assert_eq!(cache_bytes(&llama_8b, 32768, srft4, srft4)?, (4 << 30) * 17 / 64 + recent);
 /// let none: KvType = "srft4,recent=0".parse()?;
-/// assert_eq!(cache_bytes(&llama_8b, 32768, none, none)?, (4 << 30) * 9 / 32);
+/// assert_eq!(cache_bytes(&llama_8b, 32768, none, none)?, (4 << 30) * 17 / 64);
 /// # Ok::<(), ggml_ext::Error>(())
 /// ```
 ///
@@ -326,7 +326,7 @@ pub fn cache_bytes(shape: &ModelShape, ctx: usize, k: KvType, v: KvType) -> Resu
 /// let llama_8b = ModelShape::uniform(32, 8, 128);
 /// let srft4: KvType = "srft4".parse()?;
 /// assert_eq!(largest_context(&llama_8b, 3 << 30, KvType::F16, KvType::F16)?, 24576);
-/// assert_eq!(largest_context(&llama_8b, 3 << 30, srft4, srft4)?, 87040);
+/// assert_eq!(largest_context(&llama_8b, 3 << 30, srft4, srft4)?, 92160);
 /// # Ok::<(), ggml_ext::Error>(())
 /// ```
 ///

@@ -121,7 +121,7 @@ mod tests {
     fn bytes_of_a_cell() {
         let bytes = |shape: Shape, pair: &str| shape.cell_bytes(&Pair::parse(pair).unwrap());
         assert_eq!(bytes(SHAPES[2], "f16"), Some(8 * 2 * 256));
-        assert_eq!(bytes(SHAPES[2], "srft4"), Some(8 * 2 * 72));
+        assert_eq!(bytes(SHAPES[2], "srft4"), Some(8 * 2 * 68));
         assert_eq!(bytes(SHAPES[0], "q8_0/q4_0"), Some(3 * (68 + 36)));
         assert_eq!(bytes(shape(80, 2, 2), "q4_0"), None);
         assert_eq!(bytes(shape(100, 2, 2), "srft4"), None);
