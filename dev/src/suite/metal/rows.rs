@@ -13,19 +13,19 @@ use super::{cases, seeded_mistakes, Setup};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
 
-/// The families whose rows are of this kind.
+/// The families whose rows are of this kind. Bands have no kernels.
 fn families(wanted: fn(Format) -> bool) -> impl Iterator<Item = &'static str> {
     let at = |f: &'static Family| f.at(f.head_sizes()[0]).map(Concrete::format);
-    table::families().iter().filter(move |f| at(f).is_some_and(wanted)).map(|f| f.name)
+    let served = |format: Format| format.grouped().is_none_or(|f| f.bands().is_none());
+    table::families().iter().filter(move |f| at(f).is_some_and(|f| served(f) && wanted(f))).map(|f| f.name)
 }
 
 fn is_srft(format: Format) -> bool {
     matches!(format, Format::Srft(_))
 }
 
-/// Bands have no kernels.
 fn is_grouped(format: Format) -> bool {
-    format.grouped().is_some_and(|f| f.bands().is_none())
+    format.grouped().is_some()
 }
 
 /// Codes that may fall to the other side of a tie, of all.
