@@ -167,7 +167,7 @@ class Observer {
         return bytes_.data();
     }
 
-    // Keys come before the attention that tells how many heads they are of.
+    // Keys come before the attention, which shows how many heads they are of.
     struct Pending {
         std::vector<float> keys;
         int64_t            values = 0;
@@ -296,32 +296,26 @@ std::map<int, Layer> observe(llama_model * model, const std::vector<llama_token>
     return std::move(observer.layers);
 }
 
-struct Matrices {
-    int                      layer, size, heads;
-    std::vector<ggml_fp16_t> values;
-};
-
-std::vector<Matrices> shapes(const std::map<int, Layer> & layers, int threads) {
-    std::vector<Matrices> res;
-    std::vector<std::pair<size_t, int>> work; // of each head
+std::map<int, ggml_ext_calibration::layer> shapes(const std::map<int, Layer> & layers, int threads) {
+    std::map<int, ggml_ext_calibration::layer> res;
+    std::vector<std::pair<int, int>> work; // layers and heads
     for (const auto & [il, layer] : layers) {
         if (layer.latent || layer.coders.empty()) {
             continue;
         }
         for (int h = 0; h < layer.heads; h++) {
-            work.push_back({ res.size(), h });
+            work.push_back({ il, h });
         }
-        res.push_back({ il, layer.size, layer.heads, std::vector<ggml_fp16_t>((size_t) layer.size*layer.size*layer.heads) });
+        res[il] = { layer.size, layer.heads, std::vector<float>((size_t) layer.size*layer.size*layer.heads) };
     }
     std::vector<std::string> errors(threads);
     in_parallel(threads, [&](int part) {
         try {
             for (size_t i = part; i < work.size(); i += threads) {
-                Matrices &    to = res[work[i].first];
-                const Layer & of = layers.at(to.layer);
-                const int     h  = work[i].second;
+                const auto [il, h] = work[i];
+                const Layer & of = layers.at(il);
                 const std::vector<float> m = shape_matrix(of.queries[h], of.residuals[h]);
-                ggml_fp32_to_fp16_row(m.data(), &to.values[m.size()*h], (int64_t) m.size());
+                std::copy(m.begin(), m.end(), res.at(il).m.begin() + (ptrdiff_t) m.size()*h);
             }
         } catch (const std::exception & e) {
             errors[part] = e.what();
@@ -335,35 +329,16 @@ std::vector<Matrices> shapes(const std::map<int, Layer> & layers, int threads) {
     return res;
 }
 
-void write(const std::vector<Matrices> & all, const llama_model & model, const Options & o, size_t n_tokens) {
-    size_t bytes = 0;
-    for (const Matrices & m : all) {
-        bytes += m.values.size()*sizeof(m.values[0]) + ggml_tensor_overhead() + 64;
+// Whole or not at all: what a reader finds.
+ggml_ext_calibration write(const ggml_ext_calibration & what, const std::string & path) {
+    const std::string part = path + ".part";
+    ggml_ext_calibration_write(what, part);
+    ggml_ext_calibration written = ggml_ext_calibration_read(part);
+    remove(path.c_str());
+    if (rename(part.c_str(), path.c_str()) != 0) {
+        throw std::runtime_error("cannot write " + path);
     }
-    ggml_context_ptr ctx(ggml_init({ bytes, nullptr, false }));
-    gguf_context_ptr gguf(gguf_init_empty());
-    gguf_set_val_str(gguf.get(), "general.type", GGML_EXT_CAL_TYPE);
-    gguf_set_val_u32(gguf.get(), GGML_EXT_CAL_VERSION, 1);
-    gguf_set_val_str(gguf.get(), GGML_EXT_CAL_ARCHITECTURE, model.arch_name().c_str());
-    gguf_set_val_u64(gguf.get(), GGML_EXT_CAL_MODEL, ggml_ext_model_digest(model));
-    gguf_set_val_str(gguf.get(), GGML_EXT_CAL_TEXT, o.text_name.c_str());
-    gguf_set_val_u32(gguf.get(), GGML_EXT_CAL_TOKENS, (uint32_t) n_tokens);
-    for (const Matrices & m : all) {
-        ggml_tensor * t = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, m.size, m.size, m.heads);
-        ggml_format_name(t, GGML_EXT_CAL_TENSOR, m.layer);
-        memcpy(t->data, m.values.data(), ggml_nbytes(t));
-        gguf_add_tensor(gguf.get(), t);
-    }
-    // whole or not at all
-    const std::string part = o.out + ".part";
-    if (!gguf_write_to_file(gguf.get(), part.c_str(), false)) {
-        throw std::runtime_error("cannot write " + o.out);
-    }
-    ggml_ext_calibration_read(part);
-    remove(o.out.c_str());
-    if (rename(part.c_str(), o.out.c_str()) != 0) {
-        throw std::runtime_error("cannot write " + o.out);
-    }
+    return written;
 }
 
 void calibrate(const Options & o) {
@@ -372,16 +347,20 @@ void calibrate(const Options & o) {
         throw std::runtime_error("cannot load " + o.model);
     }
     const std::vector<llama_token> tokens = tokens_of(model.get(), o.text, o.tokens);
-    const std::map<int, Layer>     layers = observe(model.get(), tokens, o.threads);
-    const std::vector<Matrices>    found  = shapes(layers, o.threads);
-    if (found.empty()) {
+    const std::map<int, Layer> layers = observe(model.get(), tokens, o.threads);
+    ggml_ext_calibration found;
+    found.architecture = model->arch_name();
+    found.text         = o.text_name;
+    found.model        = ggml_ext_model_digest(*model);
+    found.tokens       = (uint32_t) tokens.size();
+    found.layers       = shapes(layers, o.threads);
+    if (found.layers.empty()) {
         const bool latent = std::any_of(layers.begin(), layers.end(), [](const auto & l) { return l.second.latent; });
         throw std::runtime_error(latent ? "this model keeps latents (MLA), of which keys and values are made: there are no keys to calibrate"
                                         : "this model keeps no keys in a cache: there is nothing to calibrate");
     }
-    write(found, *model, o, tokens.size());
-    const ggml_ext_calibration written = ggml_ext_calibration_read(o.out);
-    printf("done: %zu layers, %zu tokens, digest %016llx\n", found.size(), tokens.size(), (unsigned long long) written.digest);
+    const ggml_ext_calibration written = write(found, o.out);
+    printf("done: %zu layers, %u tokens, digest %016llx\n", written.layers.size(), written.tokens, (unsigned long long) written.digest);
 }
 
 }  // namespace

@@ -12,6 +12,15 @@
 
 namespace {
 
+constexpr const char * KEY_TYPE         = "general.type";
+constexpr const char * KEY_VERSION      = "kv-cal.version";
+constexpr const char * KEY_ARCHITECTURE = "kv-cal.architecture";
+constexpr const char * KEY_MODEL        = "kv-cal.model";
+constexpr const char * KEY_TEXT         = "kv-cal.text";
+constexpr const char * KEY_TOKENS       = "kv-cal.tokens";
+constexpr const char * TENSOR           = "blk.%d.k_cal";
+constexpr const char * TYPE             = "kv-calibration";
+
 constexpr uint32_t VERSION = 1;
 constexpr int64_t  LARGEST = 1024; // head size, and number of heads
 
@@ -22,7 +31,7 @@ constexpr int64_t  LARGEST = 1024; // head size, and number of heads
 class Reader {
   public:
     explicit Reader(const std::string & path) : path_(path) {
-        // a missing file is told by its own words, not by a log line of gguf's
+        // a missing file gets a message of its own, not a log line of gguf's
         if (FILE * file = fopen(path.c_str(), "rb")) {
             fclose(file);
         } else {
@@ -31,7 +40,7 @@ class Reader {
         ggml_context * data = nullptr;
         gguf_.reset(gguf_init_from_file(path.c_str(), { /*.no_alloc =*/ false, /*.ctx =*/ &data }));
         data_.reset(data);
-        if (!gguf_ || text("general.type") != GGML_EXT_CAL_TYPE) {
+        if (!gguf_ || text(KEY_TYPE) != TYPE) {
             refuse(path, "this is no file of `cargo kv calibrate`");
         }
     }
@@ -53,7 +62,7 @@ class Reader {
     template <typename F> void for_each(F && take) const {
         for (ggml_tensor * t = ggml_get_first_tensor(data_.get()); t; t = ggml_get_next_tensor(data_.get(), t)) {
             int il = -1;
-            if (sscanf(t->name, GGML_EXT_CAL_TENSOR, &il) == 1 && il >= 0) {
+            if (sscanf(t->name, TENSOR, &il) == 1 && il >= 0) {
                 take(il, t);
             }
         }
@@ -74,17 +83,17 @@ class Reader {
 
 ggml_ext_calibration ggml_ext_calibration_read(const std::string & path) {
     const Reader reader(path);
-    const uint32_t version = reader.number(GGML_EXT_CAL_VERSION);
+    const uint32_t version = reader.number(KEY_VERSION);
     if (version != VERSION) {
         refuse(path, "it has version " + std::to_string(version) + ", this build reads version " + std::to_string(VERSION) +
                          ": make it anew by `cargo kv calibrate`");
     }
     ggml_ext_calibration res;
     res.path         = path;
-    res.architecture = reader.text(GGML_EXT_CAL_ARCHITECTURE);
-    res.text         = reader.text(GGML_EXT_CAL_TEXT);
-    res.model        = reader.long_number(GGML_EXT_CAL_MODEL);
-    res.tokens       = reader.number(GGML_EXT_CAL_TOKENS);
+    res.architecture = reader.text(KEY_ARCHITECTURE);
+    res.text         = reader.text(KEY_TEXT);
+    res.model        = reader.long_number(KEY_MODEL);
+    res.tokens       = reader.number(KEY_TOKENS);
 
     std::vector<uint64_t> sums;
     reader.for_each([&](int il, const ggml_tensor * t) {
@@ -109,6 +118,30 @@ ggml_ext_calibration ggml_ext_calibration_read(const std::string & path) {
     }
     res.digest = ggml_ext_state_checksum(sums.data(), sums.size()*sizeof(sums[0]));
     return res;
+}
+
+void ggml_ext_calibration_write(const ggml_ext_calibration & what, const std::string & path) {
+    size_t bytes = 0;
+    for (const auto & [_, layer] : what.layers) {
+        bytes += layer.m.size()*sizeof(ggml_fp16_t) + ggml_tensor_overhead() + 64;
+    }
+    ggml_context_ptr ctx(ggml_init({ bytes, nullptr, false }));
+    gguf_context_ptr gguf(gguf_init_empty());
+    gguf_set_val_str(gguf.get(), KEY_TYPE, TYPE);
+    gguf_set_val_u32(gguf.get(), KEY_VERSION, VERSION);
+    gguf_set_val_str(gguf.get(), KEY_ARCHITECTURE, what.architecture.c_str());
+    gguf_set_val_u64(gguf.get(), KEY_MODEL, what.model);
+    gguf_set_val_str(gguf.get(), KEY_TEXT, what.text.c_str());
+    gguf_set_val_u32(gguf.get(), KEY_TOKENS, what.tokens);
+    for (const auto & [il, layer] : what.layers) {
+        ggml_tensor * t = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, layer.size, layer.size, layer.heads);
+        ggml_format_name(t, TENSOR, il);
+        ggml_fp32_to_fp16_row(layer.m.data(), (ggml_fp16_t *) t->data, (int64_t) layer.m.size());
+        gguf_add_tensor(gguf.get(), t);
+    }
+    if (!gguf_write_to_file(gguf.get(), path.c_str(), false)) {
+        throw std::runtime_error("cannot write " + path);
+    }
 }
 
 void ggml_ext_order_bands(ggml_type type, ggml_ext_calibration::layer & of) {

@@ -18,14 +18,6 @@
 #include <string>
 #include <vector>
 
-constexpr const char * GGML_EXT_CAL_TYPE         = "kv-calibration";
-constexpr const char * GGML_EXT_CAL_VERSION      = "kv-cal.version";
-constexpr const char * GGML_EXT_CAL_ARCHITECTURE = "kv-cal.architecture";
-constexpr const char * GGML_EXT_CAL_MODEL        = "kv-cal.model";
-constexpr const char * GGML_EXT_CAL_TEXT         = "kv-cal.text";
-constexpr const char * GGML_EXT_CAL_TOKENS       = "kv-cal.tokens";
-constexpr const char * GGML_EXT_CAL_TENSOR       = "blk.%d.k_cal";
-
 struct ggml_ext_calibration {
     struct layer {
         int64_t            size = 0, heads = 0;
@@ -41,6 +33,9 @@ struct ggml_ext_calibration {
 
 // Throws where the file cannot be read or is no calibration.
 ggml_ext_calibration ggml_ext_calibration_read(const std::string & path);
+
+// The digest is what reading finds. Throws where the file cannot be written.
+void ggml_ext_calibration_write(const ggml_ext_calibration & what, const std::string & path);
 
 // The inverse of each matrix, transposed, computed in f64. Throws where there is none.
 std::vector<float> ggml_ext_inverse_transposed(const ggml_ext_calibration::layer & of);

@@ -72,7 +72,7 @@ pub struct Raised {
 
 /// Root mean square error of scores by a family, relative to what is coded.
 fn error_of_family(family: &'static Family) -> f32 {
-    family.at(family.head_sizes()[0]).map_or(0.0, |c| c.format().score_error())
+    family.smallest().map_or(0.0, |c| c.format().score_error())
 }
 
 fn error_of(member: Member) -> f32 {

@@ -205,7 +205,7 @@ impl<'a> Header<'a> {
         match odd.or_else(|| arrays.iter().find(|k| self.file.own_ints(k).is_some())) {
             None => Ok(()),
             Some(key) => Err(Error::new(format!(
-                "architecture {0} is not known, and its layers differ ({0}.{key}): what they keep cannot be told",
+                "architecture {0} is not known, and its layers differ ({0}.{key}): what they keep is not known",
                 self.arch
             ))),
         }

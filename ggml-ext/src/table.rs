@@ -158,6 +158,11 @@ impl Family {
         sizes
     }
 
+    /// The family's type for the smallest of them: for what does not depend on the head size.
+    pub fn smallest(&'static self) -> Option<Concrete> {
+        self.at(*self.head_sizes().first()?)
+    }
+
     fn has_size(&self, head_size: usize) -> bool {
         HEAD_SIZES.contains(&head_size) && (self.codec)(self.bits, head_size).is_some()
     }

@@ -97,7 +97,7 @@ void run(const AttentionCase & c) {
 // What GPUs have kernels for: all but bands, which are refused.
 std::vector<Family> served_families() {
     std::vector<Family> res = families();
-    res.erase(std::remove_if(res.begin(), res.end(), [](const Family & f) { return f.name.rfind("band", 0) == 0; }), res.end());
+    res.erase(std::remove_if(res.begin(), res.end(), [](const Family & f) { return ggml_ext_needs_calibration(ggml_ext_type_from_name(f.name.c_str())); }), res.end());
     return res;
 }
 

@@ -1,4 +1,4 @@
-// Calibrated keys: whatever the matrices are, a model says what it says without them; states and files are told apart.
+// Calibrated keys: whatever the matrices are, a model says what it says without them; states and files of another calibration are refused.
 
 #include "life.h"
 
@@ -23,21 +23,17 @@ bool has(const std::string & text, const std::string & part) {
 // Any invertible matrices: a rotation by pairs of values, and lengths that differ by a factor of ten. Layers from `first` on.
 std::string write_calibration(const Shape & shape, const char * name, uint64_t seed, int first = 0, uint64_t digest_change = 0) {
     const int d = shape.head_size, n = shape.n_head_kv;
-    ggml_context_ptr ctx(ggml_init({ (size_t) shape.n_layer*(d*d*n*2 + ggml_tensor_overhead() + 64), nullptr, false }));
-    gguf_context_ptr gguf(gguf_init_empty());
-    gguf_set_val_str(gguf.get(), "general.type", GGML_EXT_CAL_TYPE);
-    gguf_set_val_u32(gguf.get(), GGML_EXT_CAL_VERSION, 1);
-    gguf_set_val_str(gguf.get(), GGML_EXT_CAL_ARCHITECTURE, shape.arch);
-    gguf_set_val_u64(gguf.get(), GGML_EXT_CAL_MODEL, ggml_ext_model_digest(*model_of(shape)) ^ digest_change);
-    gguf_set_val_str(gguf.get(), GGML_EXT_CAL_TEXT, "a test");
-    gguf_set_val_u32(gguf.get(), GGML_EXT_CAL_TOKENS, 1);
+    ggml_ext_calibration what;
+    what.architecture = shape.arch;
+    what.text         = "a test";
+    what.model        = ggml_ext_model_digest(*model_of(shape)) ^ digest_change;
+    what.tokens       = 1;
     Rng rng(seed);
     for (int il = first; il < shape.n_layer; il++) {
-        ggml_tensor * t = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, d, d, n);
-        ggml_format_name(t, GGML_EXT_CAL_TENSOR, il);
-        std::vector<float> m((size_t) d*d);
+        ggml_ext_calibration::layer & layer = what.layers[il];
+        layer = { d, n, std::vector<float>((size_t) d*d*n) };
         for (int head = 0; head < n; head++) {
-            std::fill(m.begin(), m.end(), 0.0f);
+            float * m = &layer.m[(size_t) head*d*d];
             for (int i = 0; i < d; i++) {
                 m[i*d + i] = std::exp(2.3f*(rng.uniform() - 0.5f));
             }
@@ -50,15 +46,10 @@ std::string write_calibration(const Shape & shape, const char * name, uint64_t s
                     m[b*d + j] = s*x + c*y;
                 }
             }
-            ggml_fp32_to_fp16_row(m.data(), (ggml_fp16_t *) t->data + (size_t) head*d*d, d*d);
         }
-        gguf_add_tensor(gguf.get(), t);
     }
     const std::string path = folder() + "/" + name + ".kv-cal.gguf";
-    if (!gguf_write_to_file(gguf.get(), path.c_str(), false)) {
-        fprintf(stderr, "cannot write %s\n", path.c_str());
-        exit(2);
-    }
+    ggml_ext_calibration_write(what, path);
     return path;
 }
 
@@ -105,7 +96,7 @@ void test_scores() {
         take_log();
         Context a = new_context(HEADS_OF_64, { "f16", "f16" }, {}), b = new_context(HEADS_OF_64, { "f16,cal=" + file, "f16" }, {});
         const std::string log = take_log();
-        check(has(log, "keys of 2 layers are calibrated by " + file + " (digest "), "the log tells which: " + log);
+        check(has(log, "keys of 2 layers are calibrated by " + file + " (digest "), "the log says which: " + log);
         const std::vector<Token> tokens = wanted(text(0, 0, 90));
         check_below(divergence(decode(a.get(), tokens), decode(b.get(), tokens)), 1e-5, "some layers");
     }
@@ -161,12 +152,12 @@ void test_states() {
             };
             check(restore(same, state), "it is restored");
             check(!restore(third, state), "a state of another calibration is refused");
-            check(has(take_log(), "calibration of digest"), "and the digests are told");
+            check(has(take_log(), "calibration of digest"), "and the log has the digests");
             check(!restore(bare, state), "a context without calibration refuses it");
             check(has(take_log(), "cal=FILE"), "and says what to do");
             check(!restore(third, of_plain), "a state without calibration is refused");
             const std::string log = take_log();
-            check(has(log, "calibrat"), "and it is told why: " + log);
+            check(has(log, "calibrat"), "and the log says why: " + log);
             // with its matrices, and not by others
             Context copy = new_context(HEADS_OF_64, with, {});
             check(restore(copy, state), "it is restored again");
@@ -241,7 +232,7 @@ void test_program() {
         check(run(folder() + "/no-words.txt") != 0, "without a text it fails");
         check(run(words) == 0, std::string("it makes a file for ") + shape->name);
         const ggml_ext_calibration made = ggml_ext_calibration_read(file);
-        check((int) made.layers.size() == shape->n_layer && made.tokens == 600 && made.text == "words" && made.architecture == shape->arch, "it tells what it is");
+        check((int) made.layers.size() == shape->n_layer && made.tokens == 600 && made.text == "words" && made.architecture == shape->arch, "it says what it is");
         const std::vector<Token> tokens = wanted(text(0, 0, 200));
         const auto exact = decode(new_context(*shape, { "f16", "f16" }, {}).get(), tokens);
         const auto loss  = [&](const std::string & k) { return divergence(exact, decode(new_context(*shape, { k, "f16" }, {}).get(), tokens)); };

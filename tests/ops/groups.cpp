@@ -79,7 +79,7 @@ class Cache {
 // What a row may lose, as a share of its length: more than one rounding of keys that share nothing would.
 double rounding(const ggml_ext_type * type) {
     // values of these tests weigh the same, and half of those in bands have a bit less
-    const bool bands = std::string(type->family).rfind("band", 0) == 0;
+    const bool bands = ggml_ext_needs_calibration(type->id);
     return type->bits > 4.0 ? 0.13 : !bands ? 0.26 : type->bits > 3.0 ? 0.4 : 0.6;
 }
 

@@ -16,7 +16,7 @@
 //! Which chunk has which widths is fixed for a mean width and a head size ([`Band::wide`]), and with it which component
 //! goes where: [`Band::order`].
 
-use super::levels::{LevelLayout, Packing, Scales};
+use super::levels::{expand, LevelLayout, Packing, Scales};
 use super::scales::code_scale;
 use super::srft::{encode_group, Levels, LEVELS_2, LEVELS_3, LEVELS_4, SCALE_UNIT};
 use crate::lanes::Simd;
@@ -107,6 +107,11 @@ impl Band {
         }
     }
 
+    /// Bits of the codes of band i of a row.
+    pub fn width(self, i: usize) -> u32 {
+        self.chunk(i / 2).1 - 2 * (i as u32 % 2)
+    }
+
     /// Which band of components in order of weight is the row's i-th.
     pub fn order(self) -> impl Iterator<Item = usize> {
         // Wide ones first, within each half of the chunks.
@@ -125,7 +130,7 @@ impl Band {
         let mut codes = Room::new();
         let codes: &mut [u8] = codes.zeros(self.size);
         for (i, (x, codes)) in x.chunks_exact(BAND).zip(codes.chunks_exact_mut(BAND)).enumerate().take(self.bands()) {
-            scales[i] = match self.chunk(i / 2).1 - 2 * (i as u32 % 2) {
+            scales[i] = match self.width(i) {
                 5 => encode_group::<S, 32, 2>(&LEVELS_5, x, codes),
                 4 => encode_group::<S, 16, 2>(&LEVELS_4, x, codes),
                 3 => encode_group::<S, 8, 2>(&LEVELS_3, x, codes),
@@ -166,9 +171,7 @@ impl Band {
         let (mut levels, mut scales) = (Room::new(), [0.0f32; MAX_BANDS]);
         let levels = levels.zeros(self.size);
         self.unpack(row, levels, &mut scales);
-        for (v, (x, &level)) in x.iter_mut().zip(levels.iter()).enumerate() {
-            *x = f32::from(level) * scales[v / BAND];
-        }
+        expand(levels, &scales, BAND, x);
     }
 
     /// What a level times its scale is multiplied by. The first bands shall not shrink; the others have less to say.
@@ -261,7 +264,7 @@ mod tests {
             let f = Band::new(bits, size).unwrap();
             let mut widths = vec![0; f.bands()];
             for (i, band) in f.order().enumerate() {
-                widths[band] = f.chunk(i / 2).1 - 2 * (i as u32 % 2);
+                widths[band] = f.width(i);
             }
             widths
         };
@@ -308,7 +311,7 @@ mod tests {
                 }
             }
             for (i, error) in errors.into_iter().enumerate() {
-                let bits = f.chunk(i / 2).1 - 2 * (i as u32 % 2);
+                let bits = f.width(i);
                 let bound = [0.0, 0.36, 0.105, 0.0255, 0.0062, 0.0016][bits as usize];
                 assert!(error < bound, "{f:?}, band {i} of {bits} bits: {error}");
             }

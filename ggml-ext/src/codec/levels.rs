@@ -12,6 +12,16 @@ pub const fn padded(size: usize) -> usize {
     size.div_ceil(64) * 64
 }
 
+/// The values that levels stand for, where `group` of them share a scale.
+#[inline(always)]
+pub(super) fn expand(levels: &[i8], scales: &[f32], group: usize, x: &mut [f32]) {
+    for (g, (levels, x)) in levels.chunks_exact(group).zip(x.chunks_exact_mut(group)).enumerate() {
+        for (x, &level) in x.iter_mut().zip(levels) {
+            *x = f32::from(level) * scales[g];
+        }
+    }
+}
+
 /// The levels of a row: how many, where their scales are and how they are packed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LevelLayout {

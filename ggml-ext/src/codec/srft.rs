@@ -28,7 +28,7 @@
 //! What is not a number counts as 0, what is beyond +-1e6 as +-1e6, and the scale saturates at its largest, so a bad row
 //! stays finite and harms no other.
 
-use super::levels::{LevelLayout, Packing, Scales};
+use super::levels::{expand, LevelLayout, Packing, Scales};
 use super::scales::{code_below, code_scale, load_f16, store_f16, MAX_CODE};
 use super::RowFormat;
 use crate::domain::Domain;
@@ -171,12 +171,7 @@ impl Srft {
         let (mut levels, mut scales) = (Room::new(), [0.0f32; MAX_HEAD / 16]);
         let levels = levels.zeros(self.size);
         self.unpack(row, levels, &mut scales);
-        let group = self.scale_group();
-        for (g, x) in x[..self.size].chunks_exact_mut(group).enumerate() {
-            for (x, &level) in x.iter_mut().zip(&levels[g * group..]) {
-                *x = f32::from(level) * scales[g];
-            }
-        }
+        expand(levels, &scales, self.scale_group(), x);
     }
 
     /// Levels of a row, and what they are multiplied by.

@@ -11,10 +11,11 @@ use std::path::{Path, PathBuf};
 /// The bands that the rows of a type have: it needs a calibration, whose bands of components go where
 /// [`Band::order`] says.
 pub fn bands(id: i32) -> Option<Band> {
-    match table::by_id(id)? {
-        Entry::Concrete(c) => c.format().grouped()?.bands(),
-        Entry::Family(f) => f.at(f.head_sizes()[0])?.format().grouped()?.bands(),
-    }
+    let concrete = match table::by_id(id)? {
+        Entry::Concrete(c) => c,
+        Entry::Family(f) => f.smallest()?,
+    };
+    concrete.format().grouped()?.bands()
 }
 
 /// Does a K tensor of this type need a calibration?

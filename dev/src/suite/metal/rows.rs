@@ -15,7 +15,7 @@ use crate::suite::Tally;
 
 /// The families whose rows are of this kind. Bands have no kernels.
 fn families(wanted: fn(Format) -> bool) -> impl Iterator<Item = &'static str> {
-    let at = |f: &'static Family| f.at(f.head_sizes()[0]).map(Concrete::format);
+    let at = |f: &'static Family| f.smallest().map(Concrete::format);
     let served = |format: Format| format.grouped().is_none_or(|f| f.bands().is_none());
     table::families().iter().filter(move |f| at(f).is_some_and(|f| served(f) && wanted(f))).map(|f| f.name)
 }
