@@ -17,6 +17,7 @@
 
 namespace kv {
 #include <metal_stdlib>
+#include "../shaders/kv_band.h"
 #include "../shaders/kv_delta.h"
 #include "../shaders/kv_polar.h"
 #include "../shaders/kv_rotation.h"

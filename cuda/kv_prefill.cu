@@ -5,7 +5,7 @@
 // meanwhile. A warp has 16 rows, and all that concerns them stays in its registers: scores, softmax, weights as the first
 // operand of P V, and the sums. Cells lie in the tiles so that a lane has the scores of 16 neighbours.
 //
-// delta: a tile is a group. Its I-frame is two more rows of K, halves and what they leave, so that q.m is one more product; the
+// delta and bands: a tile is a group. Its I-frame is two more rows of K, halves and what they leave, so that q.m is one more product; the
 // recursion runs over the 16 cells of a lane, and then over the four lanes of a row.
 
 #include "attention.cuh"
@@ -30,7 +30,7 @@ struct prefill_memory {
 };
 
 __host__ __device__ constexpr size_t prefill_bytes(uint rows, uint k_width) {
-    return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS + CELLS)*TILE_STEP + sizeof(float)*(K_ROWS*SCALES + 32 + 2*256 + rows + 2*CELLS + 8);
+    return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS + CELLS)*TILE_STEP + sizeof(float)*(K_ROWS*SCALES + KV_LEVELS + KV_V_LEVELS + 2*256 + rows + 2*CELLS + 8);
 }
 
 __device__ __forceinline__ prefill_memory carve(uint8_t * memory, uint rows, uint k_width, uint k_raw_bytes) {
@@ -41,8 +41,8 @@ __device__ __forceinline__ prefill_memory carve(uint8_t * memory, uint rows, uin
     m.v_tile   = m.k_tile + K_ROWS*TILE_STEP;
     m.scales   = (float *) (m.v_tile + CELLS*TILE_STEP);
     m.k_levels = m.scales + K_ROWS*SCALES;
-    m.v_levels = m.k_levels + 16;
-    m.k_pairs  = (uint *) (m.v_levels + 16);
+    m.v_levels = m.k_levels + KV_LEVELS;
+    m.k_pairs  = (uint *) (m.v_levels + KV_V_LEVELS);
     m.v_pairs  = m.k_pairs + 256;
     m.masks    = m.v_pairs + 256;
     m.chain    = (float *) (m.masks + rows);

@@ -4,7 +4,7 @@
 // order, whatever the shapes. Common head sizes are template arguments, so that the rotation stays in registers; 0 stands
 // for the others.
 //
-// Cells that are coded together (delta): a row depends on the rows of its group that were written before it, and on nothing
+// Cells that are coded together (delta, bands): a row depends on the rows of its group that were written before it, and on nothing
 // else. So a block takes the rows of the op that fall into one group of one head: its warps rotate them, and one warp codes
 // them in their order. Row numbers are on the device: each row of the op has a block, and the one whose row is the first of
 // its group does the work.
@@ -119,7 +119,7 @@ __device__ __forceinline__ void store_floats(const rows_params & p, uint size, c
     }
 }
 
-// What a row of a group stands for, in the rotated domain: from the last row before it that is not chained.
+// What a row of a group stands for, in its domain: from the last row before it that is not chained.
 __device__ __forceinline__ void delta_key(
         const uint8_t * group, uint64_t step, uint kind, uint size, uint rows, uint row, const float * levels, uint lane, float * y) {
     const auto kind_of = [&](uint t) { return kv_delta_kind(group + t*step, kind, size); };
@@ -289,7 +289,7 @@ static __device__ void writer_go_to(group_writer & w, uint kind, uint size, uint
 // there to its row.
 __device__ __forceinline__ void writer_encode(
         group_writer & w, uint kind, uint size, uint t, const float * key, const float * m, const float * before, bool has_before,
-        uint lane, float * work, uint8_t * line) {
+        const float * levels, uint lane, float * work, uint8_t * line) {
     float alone = 0.0f, restart = 0.0f, chained = 0.0f;
     for (uint i = lane; i < size; i += 32) {
         const float x = key[i], from_m = x - m[i];
@@ -312,11 +312,7 @@ __device__ __forceinline__ void writer_encode(
                   : row_kind == KV_DELTA_RESTART ? from_m
                                                  : key[i];
     }
-    if (kind == KV_KIND_DELTA4) {
-        kv_srft_encode(work, 4, size, lane, line);
-    } else {
-        kv_srft_encode(work, 3, size, lane, line);
-    }
+    kv_row_encode_difference(work, kind, size, levels, lane, line);
     __syncwarp();
     uint16_t * row = (uint16_t *) (w.group + t*w.step);
     for (uint i = lane; i < w.share/2; i += 32) {
@@ -452,9 +448,9 @@ __host__ __device__ constexpr uint batch_of(uint template_size) {
     return template_size ? 32 : 8;
 }
 
-template <uint SIZE> struct group_memory {
+struct group_memory {
     nearest_table nearest;
-    float         levels[16];
+    float         levels[KV_LEVELS];
     uint          cells[32];
     bool          zero[32];
     uint8_t       codes[KV_LARGEST_SIZE];
@@ -462,8 +458,8 @@ template <uint SIZE> struct group_memory {
 };
 
 // writer_encode with the I-frame and the deviation in registers; the latter becomes that of row t.
-template <uint SIZE, uint N, typename Memory> __device__ __forceinline__ void writer_encode_lanes(
-        group_writer & w, uint kind, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint lane, Memory & memory) {
+template <uint SIZE, uint N> __device__ __forceinline__ void writer_encode_lanes(
+        group_writer & w, uint kind, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint lane, group_memory & memory) {
     float x[N], alone = 0.0f, restart = 0.0f, chained = 0.0f;
     for (uint i = 0; i < N; ++i) {
         x[i] = key[lane*N + i];
@@ -499,10 +495,12 @@ template <uint SIZE, uint N, typename Memory> __device__ __forceinline__ void wr
 }
 
 // One block for (row of the op, head of the row).
-template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(const rows_params p) {
+template <uint SIZE, bool BANDS> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(const rows_params p) {
     extern __shared__ float memory[];
-    __shared__ group_memory<SIZE> own_memory;
+    __shared__ group_memory own_memory;
     constexpr uint BATCH = batch_of(SIZE);
+    // Codes of a lane are of one width, and m and u are in registers.
+    constexpr bool IN_LANES = SIZE != 0 && !BANDS;
     const uint size = SIZE ? SIZE : p.size, kind = p.kind, warp = threadIdx.x/32, lane = threadIdx.x % 32, units = p.args.units;
     // Rows of different heads of a row of floats are different units; those of a group are `stride` apart where the heads of
     // both sides agree, and are looked for one by one where they do not (copies between other shapes).
@@ -528,7 +526,9 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(c
     float * levels = own_memory.levels;
     kv_row_levels(kind, threadIdx.x, levels);
     __syncthreads();
-    fill_nearest(kv_code_bits(kind), levels, own_memory.nearest);
+    if (IN_LANES) {
+        fill_nearest(kv_code_bits(kind), levels, own_memory.nearest);
+    }
     group_writer w;
     w.group = p.to + mine.group;
     w.step  = p.args.cell_step;
@@ -545,9 +545,9 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(c
         __syncwarp();
     }
     constexpr uint N = SIZE == 64 ? 2 : SIZE == 128 ? 4 : 8;
-    float mr[N], ur[N]; // of the lane, where SIZE is known: what m and u are otherwise
+    float mr[N], ur[N]; // of the lane: what m and u are otherwise
     for (uint i = 0; i < N; ++i) {
-        mr[i] = SIZE && warp == 0 ? m[lane*N + i] : 0.0f;
+        mr[i] = IN_LANES && warp == 0 ? m[lane*N + i] : 0.0f;
         ur[i] = 0.0f;
     }
 
@@ -576,7 +576,9 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(c
                     key[i] = clean(x);
                 }
                 zero = simd_all(zero);
-                kv_rotate_from(key, size, KV_SIGNS_ROTATION, 1.0f, lane, key);
+                if (!BANDS) {
+                    kv_rotate_from(key, size, KV_SIGNS_ROTATION, 1.0f, lane, key);
+                }
                 if (lane == 0) {
                     own_memory.cells[k] = t;
                     own_memory.zero[k] = zero;
@@ -593,7 +595,7 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(c
                 if (!framed) {
                     writer_found(w, size, key, lane, m);
                     framed = true;
-                    for (uint i = 0; i < N && SIZE; ++i) {
+                    for (uint i = 0; i < N && IN_LANES; ++i) {
                         mr[i] = m[lane*N + i];
                     }
                 }
@@ -601,7 +603,7 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(c
                 const bool has_before = t > 0 && w.is_written(t - 1);
                 const bool has_after = t + 1 < w.rows && (w.chained >> (t + 1) & 1) != 0;
                 if (has_after || (has_before && w.at != (int) t - 1)) {
-                    for (uint i = 0; i < N && SIZE; ++i) {
+                    for (uint i = 0; i < N && IN_LANES; ++i) {
                         u[lane*N + i] = ur[i];
                     }
                     __syncwarp();
@@ -615,17 +617,17 @@ template <uint SIZE> __global__ void __launch_bounds__(32*WARPS) kv_set_groups(c
                         writer_go_to(w, kind, size, t - 1, m, levels, lane, u);
                     }
                     __syncwarp();
-                    for (uint i = 0; i < N && SIZE; ++i) {
+                    for (uint i = 0; i < N && IN_LANES; ++i) {
                         ur[i] = u[lane*N + i];
                     }
                 }
-                if constexpr (SIZE == 0) {
-                    writer_encode(w, kind, size, t, key, m, u, has_before, lane, work, own_memory.line);
+                if constexpr (!IN_LANES) {
+                    writer_encode(w, kind, size, t, key, m, u, has_before, levels, lane, work, own_memory.line);
                     writer_step(w, kind, size, t, own_memory.line, m, levels, lane, u);
                     w.at = (int) t;
                     if (has_after) {
                         __syncwarp();
-                        writer_encode(w, kind, size, t + 1, spare, m, u, false, lane, work, own_memory.line);
+                        writer_encode(w, kind, size, t + 1, spare, m, u, false, levels, lane, work, own_memory.line);
                     }
                 } else {
                     writer_encode_lanes<SIZE>(w, kind, t, key, mr, ur, has_before, lane, own_memory);
@@ -652,6 +654,10 @@ static rows_params params_of(const kv_cuda_rows & op) {
 #define KV_BY_SIZE(size, kernel)                                             \
     ((size) == 64 ? kernel<64> : (size) == 128 ? kernel<128> : (size) == 256 ? kernel<256> : kernel<0>)
 
+template <bool BANDS> static auto set_groups_of(uint size) {
+    return size == 64 ? kv_set_groups<64, BANDS> : size == 128 ? kv_set_groups<128, BANDS> : size == 256 ? kv_set_groups<256, BANDS> : kv_set_groups<0, BANDS>;
+}
+
 }  // namespace
 
 cudaError_t kv_cuda_set_rows(const kv_cuda_rows & op, cudaStream_t stream) {
@@ -662,7 +668,8 @@ cudaError_t kv_cuda_set_rows(const kv_cuda_rows & op, cudaStream_t stream) {
     if (KV_KIND_IS_DELTA(op.kind)) {
         const bool known = op.size == 64 || op.size == 128 || op.size == 256;
         const size_t shared = sizeof(float)*op.size*(batch_of(known) + 4);
-        KV_BY_SIZE(op.size, kv_set_groups)<<<op.args.units, 32*WARPS, shared, stream>>>(p);
+        const auto kernel = KV_KIND_IS_BAND(op.kind) ? set_groups_of<true>(op.size) : set_groups_of<false>(op.size);
+        kernel<<<op.args.units, 32*WARPS, shared, stream>>>(p);
     } else {
         const size_t shared = sizeof(float)*WARPS*KV_ROWS_FLOATS(op.size);
         KV_BY_SIZE(op.size, kv_set_rows)<<<(op.args.units + WARPS - 1)/WARPS, 32*WARPS, shared, stream>>>(p);

@@ -13,7 +13,7 @@
 // while V is added; where shared memory is too small for that they are read where they lie. Tiles that no row sees are skipped
 // before they are read. Rows of V that nobody sees may hold anything: they are zero.
 //
-// delta: a tile is a group. Its I-frame is one more row of K, so that q.m is one more product; the recursion runs over the
+// delta and bands: a tile is a group. Its I-frame is one more row of K, so that q.m is one more product; the recursion runs over the
 // rows of S, two cells a lane.
 
 #include "attention.cuh"
@@ -40,7 +40,7 @@ struct tile_memory {
     float *  query_scale; // [row]
     float *  slopes;      // [row]
     uint *   masks;       // [row]: where its mask begins
-    float *  k_levels, * v_levels; // [16]
+    float *  k_levels, * v_levels; // [KV_LEVELS], [KV_V_LEVELS]
     uint *   live;        // [2]: cells that somebody sees, a bit each; then two words of hidden cells
     uint *   k_pairs, * v_pairs;   // [256]: two levels of 4 bits as halves, of V by the unit of scales
     uint8_t * k_raw, * v_raw;      // [cell][raw_step]: rows as they are stored
@@ -48,7 +48,7 @@ struct tile_memory {
 
 __host__ __device__ constexpr size_t tile_bytes(uint rows, uint k_width) {
     return 2*sizeof(__half)*rows*(k_width + 8) + sizeof(__half)*(K_ROWS*TILE_STEP + rows*P_STEP) +
-           sizeof(float)*(K_ROWS*SCALES + rows*S_STEP + 6*rows + 32 + 4 + 2*256);
+           sizeof(float)*(K_ROWS*SCALES + rows*S_STEP + 6*rows + KV_LEVELS + KV_V_LEVELS + 4 + 2*256);
 }
 
 __device__ __forceinline__ tile_memory carve(uint8_t * memory, uint rows, uint k_width, uint k_raw_bytes) {
@@ -65,8 +65,8 @@ __device__ __forceinline__ tile_memory carve(uint8_t * memory, uint rows, uint k
     m.slopes      = m.query_scale + rows;
     m.masks       = (uint *) (m.slopes + rows);
     m.k_levels    = (float *) (m.masks + rows);
-    m.v_levels    = m.k_levels + 16;
-    m.live        = (uint *) (m.v_levels + 16);
+    m.v_levels    = m.k_levels + KV_LEVELS;
+    m.live        = (uint *) (m.v_levels + KV_V_LEVELS);
     m.k_pairs     = m.live + 4;
     m.v_pairs     = m.k_pairs + 256;
     m.k_raw       = (uint8_t *) (m.v_pairs + 256);

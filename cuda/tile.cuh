@@ -41,6 +41,10 @@ static __device__ __forceinline__ float turbo_unit(uint kind) {
 }
 
 static __device__ __forceinline__ void fill_levels(uint kind, uint thread, float * levels) {
+    if (KV_KIND_IS_BAND(kind)) {
+        kv_band_levels(thread, levels);
+        return;
+    }
     if (kv_is_plain(kind) || !kv_is_chunked(kind) || kind == KV_KIND_SRFT8 || thread >= 1u << kv_code_bits(kind)) {
         return;
     }

@@ -26,15 +26,20 @@
 #define KV_KIND_TURBO4 256
 #define KV_KIND_TURBO3 272
 #define KV_KIND_QJL1 288
+#define KV_KIND_BAND4 304
+#define KV_KIND_BAND3 320
+#define KV_KIND_BAND2 336
 
 #define KV_KIND_IS_SRFT(kind) ((kind) >= KV_KIND_SRFT8 && (kind) <= KV_KIND_SRFT2)
-#define KV_KIND_IS_DELTA(kind) ((kind) == KV_KIND_DELTA4 || (kind) == KV_KIND_DELTA3)
+#define KV_KIND_IS_BAND(kind) ((kind) >= KV_KIND_BAND4 && (kind) <= KV_KIND_BAND2)
+// Cells are coded together, as differences: of equal codes, or in bands.
+#define KV_KIND_IS_DELTA(kind) ((kind) == KV_KIND_DELTA4 || (kind) == KV_KIND_DELTA3 || KV_KIND_IS_BAND(kind))
 #define KV_KIND_IS_POLAR(kind) ((kind) == KV_KIND_POLAR4 || (kind) == KV_KIND_POLAR3)
 #define KV_KIND_IS_TURBO(kind) ((kind) == KV_KIND_TURBO4 || (kind) == KV_KIND_TURBO3)
 // Values of the row of a head in the domain that its scores and sums are taken in.
 #define KV_WIDTH(kind, size) (KV_KIND_IS_TURBO(kind) ? 2*(size) : (size))
 // Ours, and the shaders have kernels for it.
-#define KV_KIND_IS_SERVED(kind) ((kind) >= KV_KIND_SRFT8 && (kind) <= KV_KIND_QJL1)
+#define KV_KIND_IS_SERVED(kind) ((kind) >= KV_KIND_SRFT8 && (kind) <= KV_KIND_BAND2)
 // Rows that hold keys alone.
 #define KV_KIND_K_ONLY(kind) (KV_KIND_IS_DELTA(kind) || (kind) == KV_KIND_QJL1)
 
@@ -116,14 +121,18 @@ struct kv_recent_args {
 
 #define KV_LARGER(a, b) ((a) > (b) ? (a) : (b))
 
-// Floats of threadgroup memory. Of a simdgroup, for a row of one head:
-#define KV_ROWS_FLOATS(size) ((size) + (size)/4 + 16)
+// Tables of levels, of any kind and of one that V may have.
+#define KV_LEVELS 64
+#define KV_V_LEVELS 16
+
+// Floats of threadgroup memory. Of a simdgroup, for a row of one head and codes or a table:
+#define KV_ROWS_FLOATS(size) ((size) + KV_LARGER((size)/4, KV_LEVELS))
 // of the one simdgroup that writes cells which are coded together:
-#define KV_DELTA_FLOATS(size) (5*(size) + 16)
+#define KV_DELTA_FLOATS(size) (5*(size) + KV_LEVELS)
 // of a threadgroup of a power of two of simdgroups:
 #define KV_DECODE_FLOATS(rows, simdgroups, k_width, v_width) \
-    (32 + KV_LARGER((rows)*(k_width) + (simdgroups)*32*(rows), KV_LARGER((simdgroups)/2, 1)*(rows)*((v_width) + 2)))
+    (KV_LEVELS + KV_V_LEVELS + KV_LARGER((rows)*(k_width) + (simdgroups)*32*(rows), KV_LARGER((simdgroups)/2, 1)*(rows)*((v_width) + 2)))
 #define KV_MERGE_FLOATS(v_width) (v_width)
 // `rows` is 8 or 16:
 #define KV_PREFILL_FLOATS(rows, k_width, v_width) \
-    (192 + 42*(rows) + KV_LARGER(32*64 + (rows)*(k_width), (rows)*(v_width)))
+    (KV_LEVELS + KV_V_LEVELS + 160 + 42*(rows) + KV_LARGER(32*64 + (rows)*(k_width), (rows)*(v_width)))

@@ -112,11 +112,11 @@ kernel void kv_attn_decode(
     const uint token = group.z % args.tokens, stream = group.z/args.tokens;
     const uint kv_stream = stream/(args.streams/args.kv_streams);
 
-    threadgroup float * k_levels = memory;                     // [16]
-    threadgroup float * v_levels = k_levels + 16;              // [16]
-    threadgroup float * q = v_levels + 16;                     // [row][k_width]
+    threadgroup float * k_levels = memory;                     // [KV_LEVELS]
+    threadgroup float * v_levels = k_levels + KV_LEVELS;       // [KV_V_LEVELS]
+    threadgroup float * q = v_levels + KV_V_LEVELS;            // [row][k_width]
     threadgroup float * weights = q + rows*k_width + simdgroup*32*rows; // [simdgroup][cell][row]
-    threadgroup float * sums = v_levels + 16;                  // [half of the simdgroups][row][2 + v_width], at the end
+    threadgroup float * sums = v_levels + KV_V_LEVELS;         // [half of the simdgroups][row][2 + v_width], at the end
 
     kv_row_levels(FC_attn_k_kind, simdgroup*32 + lane, k_levels);
     kv_row_levels(FC_attn_v_kind, simdgroup*32 + lane, v_levels);

@@ -1,11 +1,11 @@
-// delta4, delta3: the row format of ggml-ext/src/codec/delta.rs, rows that are differences from what their group makes
-// expect.
+// delta4, delta3, band4, band3, band2: the row format of ggml-ext/src/codec/delta.rs, rows that are differences from what their
+// group makes expect.
 //
-//     u_t = d_t + RHO u_(t-1)    a chained row         row = srft row of d | its share of m: f16 x slots
+//     u_t = d_t + RHO u_(t-1)    a chained row         row = scales and codes of d | its share of m: f16 x slots
 //     u_t = d_t                  a restart row         kind: bits 0 and 1 of the row's first slot
 //     u_t = d_t - m              a row alone           I-frame: bit 2 of the first slot of the group's first row
 //
-// with u = key - m in the rotated domain. So with w_t = q.d_t + RHO w_(t-1) the score of a cell is q.m + w_t, and over 32
+// with u = key - m in the domain of the row. So with w_t = q.d_t + RHO w_(t-1) the score of a cell is q.m + w_t, and over 32
 // cells, one in each lane, the recursion is a scan of five shuffles.
 
 #pragma once

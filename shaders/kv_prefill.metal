@@ -71,9 +71,9 @@ kernel void kv_attn_prefill(
     const uint kv_stream = stream/(args.streams/args.kv_streams);
     const uint thread_index = simdgroup*32 + lane;
 
-    threadgroup float * k_levels = memory;                                // [16]
-    threadgroup float * v_levels = k_levels + 16;                         // [16]
-    threadgroup float * softs = v_levels + 16;                            // [row][2]
+    threadgroup float * k_levels = memory;                                // [KV_LEVELS]
+    threadgroup float * v_levels = k_levels + KV_LEVELS;                  // [KV_V_LEVELS]
+    threadgroup float * softs = v_levels + KV_V_LEVELS;                   // [row][2]
     threadgroup float * seen = softs + 2*rows;                            // [simdgroup][cell]
     threadgroup float * live = seen + KV_PREFILL_SIMDGROUPS*KV_PREFILL_CELLS; // [cell]
     threadgroup float * diagonal = live + KV_PREFILL_CELLS;               // [block][8][8]

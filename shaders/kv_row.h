@@ -2,13 +2,15 @@
 // for speed is made here, for Metal and CUDA alike.
 //
 // Stored levels come in chunks. A byte at place j of a chunk of c values holds value j, and with 4 or 2 bits a code also
-// the values behind it at steps of c/2 or c/4: so a loop over the bytes of a chunk meets every value once.
+// the values behind it at steps of c/2 or c/4: so a loop over the bytes of a chunk meets every value once. The fifth, third or
+// only bit of a code is elsewhere.
 //
 // Values are those of the domain that the kind's scores and sums are taken in: rotated, projected, or plain. delta's are
 // differences, which mean nothing without their group.
 
 #pragma once
 
+#include "kv_band.h"
 #include "kv_polar.h"
 #include "kv_rotation.h"
 #include "kv_signs.h"
@@ -54,32 +56,46 @@ static inline uint kv_row_bytes(uint kind, uint size) {
 
 // Do rows lie in the rotated domain? The head is then what kv_rotate_back makes of it; else it is itself.
 static inline bool kv_is_rotated(uint kind) {
-    return !kv_is_plain(kind) && kind != KV_KIND_QJL1;
+    return !kv_is_plain(kind) && kind != KV_KIND_QJL1 && !KV_KIND_IS_BAND(kind);
 }
 
 struct kv_chunk {
     uint start; // first value
     uint count;
     uint parts; // values that share a byte
+    uint bits;  // of a code
     device const uchar * codes;
+    device const uchar * high; // of codes of 5, 3 and 1 bits the highest, eight in a byte
 };
 
 // The chunk that holds value i.
 static inline kv_chunk kv_row_chunk(device const uchar * row, uint kind, uint size, uint i) {
     kv_chunk chunk;
-    if (!kv_is_plain(kind)) {
+    if (KV_KIND_IS_BAND(kind)) {
+        const kv_band band = kv_band_at(kind, size, i/KV_BAND);
+        chunk.start = i/KV_BAND*KV_BAND;
+        chunk.count = KV_BAND;
+        chunk.parts = band.low == 4 ? 2 : 4;
+        chunk.bits = band.bits;
+        chunk.codes = row + band.codes;
+        chunk.high = row + band.high;
+    } else if (!kv_is_plain(kind)) {
         const uint bits = kv_code_bits(kind);
         const uint2 place = kv_srft_chunk(size, i);
         chunk.start = place.x;
         chunk.count = place.y;
         chunk.parts = bits == 8 ? 1 : bits == 4 ? 2 : 4;
+        chunk.bits = bits;
         chunk.codes = row + (KV_KIND_IS_TURBO(kind) ? KV_TURBO_NORM_BYTES : kv_srft_scale_bytes(bits, size)) + place.x*bits/8;
+        chunk.high = chunk.codes + place.y/4;
     } else {
         const bool is_q8 = kind == KV_KIND_Q8_0;
         chunk.start = i/32*32;
         chunk.count = 32;
         chunk.parts = is_q8 ? 1 : 2;
+        chunk.bits = is_q8 ? 8 : 4;
         chunk.codes = row + i/32*(is_q8 ? 34 : 18) + 2;
+        chunk.high = chunk.codes;
     }
     return chunk;
 }
@@ -88,6 +104,9 @@ static inline kv_chunk kv_row_chunk(device const uchar * row, uint kind, uint si
 static inline float kv_row_scale(device const uchar * row, uint kind, uint size, uint i) {
     if (KV_KIND_IS_TURBO(kind)) {
         return kv_norm(row, 0);
+    }
+    if (KV_KIND_IS_BAND(kind)) {
+        return kv_srft_scale(row[i/KV_BAND])*kv_band_unit(kind, size);
     }
     if (!kv_is_plain(kind)) {
         const uint group = i/kv_srft_group(size);
@@ -105,14 +124,11 @@ static inline float kv_row_level(kv_chunk chunk, uint kind, uint at, uchar byte,
     if (kind == KV_KIND_Q4_0) {
         return (float) (byte >> 4*part & 15) - 8.0f;
     }
-    if (chunk.parts == 2) {
-        return levels[byte >> 4*part & 15];
+    uint code = chunk.parts == 2 ? byte >> 4*part & 15 : chunk.bits == 1 ? 0 : byte >> 2*part & 3;
+    if (chunk.bits % 2 != 0) {
+        code |= (uint) (chunk.high[at/8] >> at % 8 & 1) << (chunk.bits - 1);
     }
-    uint code = byte >> 2*part & 3;
-    if (kv_code_bits(kind) == 3) {
-        code |= (uint) (chunk.codes[chunk.count/4 + at/8] >> at % 8 & 1) << 2;
-    }
-    return levels[code];
+    return levels[KV_KIND_IS_BAND(kind) ? (1u << chunk.bits) + code : code];
 }
 
 static inline float kv_float_at(device const uchar * at, uint kind) {
@@ -159,9 +175,13 @@ static inline float kv_row_value(device const uchar * row, uint kind, uint size,
     return kv_row_level(chunk, kind, at, byte, levels)*kv_row_scale(row, kind, size, i);
 }
 
-// Fills the table of levels that a kind needs, 16 floats: it is read at places that differ from lane to lane.
+// Fills the table of levels that a kind needs, KV_LEVELS floats at most: it is read at places that differ from lane to lane.
 static inline void kv_row_levels(uint kind, uint thread_index, threadgroup float * levels) {
     if (kv_is_plain(kind) || !kv_is_chunked(kind) || kind == KV_KIND_SRFT8) {
+        return;
+    }
+    if (KV_KIND_IS_BAND(kind)) {
+        kv_band_levels(thread_index, levels);
         return;
     }
     const uint bits = kv_code_bits(kind);
@@ -205,6 +225,18 @@ static inline void kv_row_encode(threadgroup float * y, uint kind, uint size, ui
     }
 }
 
+// A difference in y, which is used up: the row's scales and codes.
+static inline void kv_row_encode_difference(
+        threadgroup float * y, uint kind, uint size, threadgroup const float * levels, uint lane, device uchar * row) {
+    if (KV_KIND_IS_BAND(kind)) {
+        kv_band_encode(y, kind, size, levels, lane, row);
+    } else if (kind == KV_KIND_DELTA4) {
+        kv_srft_encode(y, 4, size, lane, row);
+    } else {
+        kv_srft_encode(y, 3, size, lane, row);
+    }
+}
+
 // The head of a row that stands alone, rotated where kv_is_rotated says so. Other lanes see it behind a barrier.
 static inline void kv_row_decode(
         device const uchar * row, uint kind, uint size, threadgroup const float * levels, uint lane, threadgroup float * y) {
@@ -224,14 +256,14 @@ static inline void kv_row_decode(
     }
 }
 
-// A query in q to the domain that rows of K are in: q takes kv_width values.
+// A query in q, or a key of a group, to the domain that rows of K are in: q takes kv_width values.
 static inline void kv_enter_domain(threadgroup float * q, uint kind, uint size, uint lane) {
-    if (kv_is_plain(kind)) {
-        return;
-    }
-    const float factor = kv_score_factors[kv_size_index(size)];
+    const float factor = kv_has_signs(kind) ? kv_score_factors[kv_size_index(size)] : 1.0f;
     if (kind == KV_KIND_QJL1) {
         kv_project(q, size, factor, lane);
+        return;
+    }
+    if (!kv_is_rotated(kind)) {
         return;
     }
     kv_rotate_from(q, size, KV_SIGNS_ROTATION, 1.0f, lane, q);

@@ -138,7 +138,7 @@ static inline bool kv_chained(device const uchar * group_row, ulong step, uint t
     return t > 0 && kv_kind_of(group_row + t*step) == KV_DELTA_CHAINED && kv_kind_of(group_row + (t - 1)*step) != KV_DELTA_EMPTY;
 }
 
-// What a row of a group stands for, in the rotated domain: from the last row before it that is not chained.
+// What a row of a group stands for, in its domain: from the last row before it that is not chained.
 static inline void kv_delta_key(
         device const uchar * group_row, ulong step, uint rows, uint row, threadgroup const float * levels, uint lane,
         threadgroup float * y) {
@@ -254,7 +254,7 @@ static inline kv_writer kv_writer_go_to(
 // Codes a key in row t, from the deviation `before` of the row before where there is one and it helps.
 static inline void kv_writer_encode(
         kv_writer w, uint t, threadgroup const float * key, threadgroup const float * m, threadgroup const float * before,
-        bool has_before, uint lane, threadgroup float * work) {
+        bool has_before, threadgroup const float * levels, uint lane, threadgroup float * work) {
     const uint size = FC_rows_size;
     float alone = 0.0f, restart = 0.0f, chained = 0.0f;
     for (uint i = lane; i < size; i += 32) {
@@ -277,7 +277,7 @@ static inline void kv_writer_encode(
                                              : key[i];
     }
     device uchar * row = w.group_row + t*w.step;
-    kv_srft_encode(work, kv_code_bits(FC_rows_kind), size, lane, row);
+    kv_row_encode_difference(work, FC_rows_kind, size, levels, lane, row);
     if (lane == 0) {
         device ushort * slot = (device ushort *) (row + kv_delta_share(FC_rows_kind, size));
         *slot = (*slot & ~KV_DELTA_KIND) | kind;
@@ -332,7 +332,7 @@ kernel void kv_set_groups(
     const uint own_head = group.x, own_stream = group.y;
     threadgroup float * m = memory, * u = m + size, * key = u + size, * work = key + size, * spare = work + size;
     threadgroup float * levels = spare + size;
-    // Read behind the barriers of the first rotation.
+    // Read behind the barrier of the first row.
     kv_row_levels(kind, lane, levels);
     kv_writer w;
     w.group_row = nullptr;
@@ -358,7 +358,7 @@ kernel void kv_set_groups(
             if (simd_all(zero) && kv_kind_of(target) == KV_DELTA_EMPTY) {
                 continue;
             }
-            kv_rotate_from(key, size, KV_SIGNS_ROTATION, 1.0f, lane, key);
+            kv_enter_domain(key, kind, size, lane);
             simdgroup_barrier(mem_flags::mem_threadgroup);
             device uchar * group_row = target - t*w.step;
             if (group_row != w.group_row) {
@@ -384,11 +384,11 @@ kernel void kv_set_groups(
             if (has_before) {
                 w = kv_writer_go_to(w, t - 1, m, levels, lane, u);
             }
-            kv_writer_encode(w, t, key, m, u, has_before, lane, work);
+            kv_writer_encode(w, t, key, m, u, has_before, levels, lane, work);
             kv_writer_step(w, t, m, levels, lane, u);
             w.at = (int) t;
             if (has_after) {
-                kv_writer_encode(w, t + 1, spare, m, u, false, lane, work);
+                kv_writer_encode(w, t + 1, spare, m, u, false, levels, lane, work);
             }
         }
     }

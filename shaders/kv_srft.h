@@ -1,4 +1,5 @@
-// srft8, srft4, srft3, srft2: the row format of ggml-ext/src/codec/srft.rs.
+// srft8, srft4, srft3, srft2: the row format of ggml-ext/src/codec/srft.rs. Also levels and scales of groups whose codes have any
+// number of bits, which bands are made of.
 //
 //     row    = scales: a byte for each group, padded to an even number, or (8 bits) f16 x groups | codes of chunk 0 | ...
 //     chunks = 64 values while 64 remain, then 32, then 16
@@ -17,33 +18,41 @@ using namespace metal;
 // Stored scales are relative to this.
 #define KV_SRFT_UNIT 128.0f
 // Fitting shrinks values by this part on average: they are read so much larger.
+#define KV_SRFT_KAPPA_5 1.0016f
 #define KV_SRFT_KAPPA_4 1.0062f
 #define KV_SRFT_KAPPA_3 1.0251f
 #define KV_SRFT_KAPPA_2 1.1079f
 
+constant float kv_levels_5[32] = { -127.0f, -111.0f, -96.0f, -85.0f, -76.0f, -68.0f, -61.0f, -53.0f, -46.0f, -40.0f, -33.0f,
+                                   -27.0f,  -21.0f,  -15.0f, -9.0f,  -4.0f,  2.0f,   8.0f,   14.0f,  20.0f,  26.0f,  32.0f,
+                                   38.0f,   44.0f,   50.0f,  57.0f,  64.0f,  72.0f,  80.0f,  89.0f,  99.0f,  111.0f };
 constant float kv_levels_4[16] = { -127.0f, -98.0f, -78.0f, -61.0f, -46.0f, -32.0f, -19.0f, -7.0f,
                                    6.0f,    18.0f,  31.0f,  44.0f,  57.0f,  72.0f,  90.0f,  112.0f };
 constant float kv_levels_3[8] = { -127.0f, -77.0f, -44.0f, -17.0f, 8.0f, 34.0f, 63.0f, 101.0f };
 constant float kv_levels_2[4] = { -127.0f, -44.0f, 18.0f, 88.0f };
+constant float kv_levels_1[2] = { -127.0f, 77.0f };
 // Scales that are tried, in steps of their code from the one that maps the largest value to the first level, and from the one
-// that maps it to the last.
-constant int kv_search_4[2][3] = { { -1, 0, 1 }, { -1, 0, 1 } };
-constant int kv_search_3[2][4] = { { -2, -1, 0, 1 }, { -3, -2, -1, 0 } };
-constant int kv_search_2[2][4] = { { -5, -3, -2, -1 }, { -7, -6, -5, -4 } };
+// that maps it to the last; for codes of 1 to 5 bits. Of 4 bits there are three, and the last of them again.
+#define KV_SRFT_TRIES 4
+constant int kv_search[5][2][KV_SRFT_TRIES] = { { { -12, -10, -9, -7 }, { -17, -15, -13, -11 } },
+                                                { { -5, -3, -2, -1 }, { -7, -6, -5, -4 } },
+                                                { { -2, -1, 0, 1 }, { -3, -2, -1, 0 } },
+                                                { { -1, 0, 1, 1 }, { -1, 0, 1, 1 } },
+                                                { { -1, 0, 1, 2 }, { -1, 0, 1, 2 } } };
 
-// Bits of a code in a row of levels: srft's, delta's differences, turbo's first stage.
+// Bits of a code in a row of levels, of bands the mean: srft's, delta's differences, turbo's first stage.
 static inline uint kv_code_bits(uint kind) {
     if (kind == KV_KIND_SRFT8) {
         return 8;
     }
-    if (kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4) {
+    if (kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4 || kind == KV_KIND_BAND4) {
         return 4;
     }
-    return kind == KV_KIND_SRFT3 || kind == KV_KIND_DELTA3 || kind == KV_KIND_TURBO4 ? 3 : 2;
+    return kind == KV_KIND_SRFT3 || kind == KV_KIND_DELTA3 || kind == KV_KIND_BAND3 || kind == KV_KIND_TURBO4 ? 3 : 2;
 }
 
 static inline constant float * kv_srft_levels(uint bits) {
-    return bits == 4 ? kv_levels_4 : bits == 3 ? kv_levels_3 : kv_levels_2;
+    return bits == 4 ? kv_levels_4 : bits == 3 ? kv_levels_3 : bits == 2 ? kv_levels_2 : bits == 5 ? kv_levels_5 : kv_levels_1;
 }
 
 // Values that share a scale.
@@ -59,7 +68,11 @@ static inline uint kv_srft_scale_bytes(uint bits, uint size) {
 
 // What a level times its scale is multiplied by.
 static inline float kv_srft_unit(uint bits) {
-    const float kappa = bits == 8 ? 1.0f : bits == 4 ? KV_SRFT_KAPPA_4 : bits == 3 ? KV_SRFT_KAPPA_3 : KV_SRFT_KAPPA_2;
+    const float kappa = bits == 8   ? 1.0f
+                        : bits == 5 ? KV_SRFT_KAPPA_5
+                        : bits == 4 ? KV_SRFT_KAPPA_4
+                        : bits == 3 ? KV_SRFT_KAPPA_3
+                                    : KV_SRFT_KAPPA_2;
     return kappa/KV_SRFT_UNIT;
 }
 
@@ -136,7 +149,7 @@ static inline uint kv_nearest(constant float * levels, uint count, float y) {
 
 // Scales that are tried for each end of the table.
 static inline uint kv_srft_tries(uint bits) {
-    return bits == 4 ? 3 : 4;
+    return bits == 4 ? 3 : KV_SRFT_TRIES;
 }
 
 // The code of scale number `which` of those that are tried for a group with this largest value, sign included: `last` where it is
@@ -145,8 +158,7 @@ static inline uint kv_srft_try(float largest, uint bits, bool last, uint which) 
     const auto levels = kv_srft_levels(bits);
     const float end = last ? levels[(1u << bits) - 1] : -levels[0];
     const uint base = as_type<uint>(fabs(largest)*KV_SRFT_UNIT/end);
-    const int offset = bits == 4 ? kv_search_4[last][which] : bits == 3 ? kv_search_3[last][which] : kv_search_2[last][which];
-    const int code = clamp((int) (base >> 20) - (120 << 3) + offset, 1, 127);
+    const int code = clamp((int) (base >> 20) - (120 << 3) + kv_search[bits - 1][last][which], 1, 127);
     return (uint) code | ((largest < 0.0f) == last ? 128u : 0u);
 }
 

@@ -44,10 +44,6 @@ class ggml_ext_calibrated {
         if ((!named && !needs) || n_head == 0 || k->ne[0] == 0) {
             return;
         }
-        if (needs && !ggml_backend_buft_is_host(buft)) {
-            throw std::runtime_error(std::string("K cache type ") + ggml_type_name(k->type) + " has kernels for the CPU alone, and the keys of layer " +
-                                     std::to_string(il) + " lie in " + ggml_backend_buft_name(buft) + ": keep the cache on the CPU (-nkvo), or use delta4 or delta3");
-        }
         if (is_mla) {
             throw std::runtime_error("calibrated keys: this model keeps latents (MLA), of which keys and values are made; use a K cache type without cal=");
         }

@@ -11,12 +11,13 @@ macro_rules! files {
     ($($name:literal),+ $(,)?) => { [$(($name, include_str!(concat!("../shaders/", $name)))),+] };
 }
 
-static FILES: [(&str, &str); 12] = files![
+static FILES: [(&str, &str); 13] = files![
     "kv_rows.metal",
     "kv_decode.metal",
     "kv_prefill.metal",
     "kv_args.h",
     "kv_attention.h",
+    "kv_band.h",
     "kv_delta.h",
     "kv_polar.h",
     "kv_rotation.h",

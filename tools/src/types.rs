@@ -78,7 +78,7 @@ pub fn as_text() -> String {
         out.row(vec![f.name.into(), bits, sides, ids, what]);
     }
     format!(
-        "{out}\nbits: per value at head size 128, scales included\nhead sizes: {}; backends: cpu, metal, cuda (bands: cpu)\n",
+        "{out}\nbits: per value at head size 128, scales included\nhead sizes: {}; backends: cpu, metal, cuda\n",
         sizes.join(" ")
     )
 }

@@ -15,6 +15,8 @@ const SIMDGROUPS: u32 = 4;
 const MOST_ROWS: usize = 8;
 const MOST_VALUES: usize = 1152;
 const PREFILL_WIDEST: usize = 640;
+/// The tables of levels of K and V.
+const LEVELS: usize = 64 + 16;
 
 /// `struct kv_attn_args` of shaders/kv_args.h.
 #[repr(C)]
@@ -164,6 +166,9 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
         ("qjl1", "srft4"),
         ("delta4", "srft4"),
         ("delta3", "turbo3"),
+        ("band4", "srft4"),
+        ("band3", "srft3"),
+        ("band2", "polar4"),
         ("turbo4", "q8_0"),
         ("q8_0", "polar4"),
     ];
@@ -175,7 +180,7 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
             () => &[64, 112, 128, 256],
         };
         let block = |name: &str| matches!(name, "q8_0" | "q4_0");
-        let fits = |size: &&usize| size.is_multiple_of(32) || !(block(k) || block(v));
+        let fits = |size: &&usize| (size.is_multiple_of(32) || !(block(k) || block(v))) && row_bytes(k, **size).is_ok();
         let list: Vec<Case> = sizes
             .iter()
             .filter(fits)
@@ -192,7 +197,7 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
         check(shader, tally, &format!("{kernel} {k}/{v}: {} head sizes", list.len()), &list);
     }
     let chunked = Case { chunk_cells: 64, ..plain };
-    let more: [(&str, Vec<Case>); 11] = [
+    let more: [(&str, Vec<Case>); 12] = [
         ("one chunk, one dispatch", vec![plain, sized(Case { k: "f16", ..plain }, 128)]),
         (
             "one cell; cells that end with a chunk; one more",
@@ -209,6 +214,13 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
                 Case { k: "delta4", cells: 131, chunk_cells: 64, ..plain },
                 Case { k: "delta3", cells: 104, chunk_cells: 128, masked: false, ..plain },
                 Case { k: "delta4", cells: 200, chunk_cells: 128, tokens: 2, streams: 2, ..plain },
+            ],
+        ),
+        (
+            "bands of all widths in a row; groups that end early",
+            vec![
+                sized(Case { k: "band3", cells: 70, chunk_cells: 128, ..plain }, 256),
+                Case { k: "band2", cells: 131, chunk_cells: 64, ..plain },
             ],
         ),
         ("softcap", vec![Case { softcap: 20.0, ..chunked }, Case { softcap: 2.0, ..plain }]),
@@ -461,7 +473,7 @@ impl Problem {
         let results = c.streams * c.tokens * self.heads();
         let mut partials = vec![f32::NAN; if whole { 0 } else { results * args.chunks as usize * (v_width + 2) }];
         let simdgroups = SIMDGROUPS as usize;
-        let floats = 32 + (rows * k_width + simdgroups * 32 * rows).max(simdgroups / 2 * rows * (v_width + 2));
+        let floats = LEVELS + (rows * k_width + simdgroups * 32 * rows).max(simdgroups / 2 * rows * (v_width + 2));
         let blocks = c.group.div_ceil(rows);
         let args_buffer = [args];
         library.launch(Launch {
@@ -518,7 +530,7 @@ impl Problem {
         let mut constants = self.constants()?;
         constants.extend([(18, blocks as f64), (19, 1.0)]);
         let tiles = (cells * slab + rows * k_width).max(rows * v_width);
-        let floats = 32 + 2 * rows + 5 * cells + 64 * blocks + rows * cells + tiles;
+        let floats = LEVELS + 2 * rows + 5 * cells + 64 * blocks + rows * cells + tiles;
         library.launch(Launch {
             kernel: "kv_attn_prefill",
             grid: [(c.tokens * c.group).div_ceil(rows), c.kv_heads, c.streams].map(|n| n as u32),

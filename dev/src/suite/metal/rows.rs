@@ -13,11 +13,10 @@ use super::{cases, seeded_mistakes, Setup};
 use crate::metal::{Argument, Launch, Library, Order};
 use crate::suite::Tally;
 
-/// The families whose rows are of this kind. Bands have no kernels.
-fn families(wanted: fn(Format) -> bool) -> impl Iterator<Item = &'static str> {
+/// The families whose rows are of this kind.
+fn families(wanted: fn(Format) -> bool) -> impl Iterator<Item = &'static Family> {
     let at = |f: &'static Family| f.smallest().map(Concrete::format);
-    let served = |format: Format| format.grouped().is_none_or(|f| f.bands().is_none());
-    table::families().iter().filter(move |f| at(f).is_some_and(|f| served(f) && wanted(f))).map(|f| f.name)
+    table::families().iter().filter(move |f| at(f).is_some_and(wanted))
 }
 
 fn is_srft(format: Format) -> bool {
@@ -32,6 +31,8 @@ fn is_grouped(format: Format) -> bool {
 const TIES: f64 = 1e-3;
 /// Simdgroups of a threadgroup.
 const SIMDGROUPS: usize = 4;
+/// Floats of a table of levels.
+const LEVELS: usize = 64;
 
 /// `struct kv_rows_args` of shaders/kv_args.h.
 #[repr(C)]
@@ -63,7 +64,7 @@ pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
     } else {
         48
     };
-    for family in families(|f| !is_grouped(f)) {
+    for family in families(|f| !is_grouped(f)).map(|f| f.name) {
         // Where rows are levels and scales alone, codes are compared; else bytes.
         let levels = is_srft(format(family, HEAD_SIZES[0])?);
         let unit = if levels { "codes" } else { "bytes" };
@@ -88,13 +89,16 @@ pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
             Ok(())
         });
     }
-    let sizes: &[usize] = if setup.quick { &[64, 80] } else { &HEAD_SIZES };
+    // 256: half of the chunks of band3 have other widths.
+    let all: &[usize] = if setup.quick { &[64, 80, 256] } else { &HEAD_SIZES };
     for family in families(is_grouped) {
+        let (sizes, family): (Vec<_>, _) =
+            (all.iter().filter(|&&size| family.at(size).is_some()).collect(), family.name);
         let what = format!("kv_set_groups and kv_get_rows {family}: {} head sizes in 3 orders", sizes.len());
         cases(tally, &what, 6 * sizes.len() as u64, || {
             sizes
                 .iter()
-                .try_for_each(|&size| grouped(&library, family, size).with_context(|| format!("head size {size}")))
+                .try_for_each(|&&size| grouped(&library, family, size).with_context(|| format!("head size {size}")))
         });
     }
     tally.check("kv_set_rows: heads, strides, f16, 32-bit indices, repeated indices, bad indices", || shapes(&library));
@@ -107,8 +111,9 @@ pub fn run(setup: &Setup, tally: &mut Tally) -> Result<()> {
                 get_rows(&library, family, size)?;
             }
         }
-        // A size at which lanes read bytes of others.
-        grouped(&library, "delta4", 80)
+        // A size at which lanes read bytes of others, and one at which a lane has a whole band.
+        grouped(&library, "delta4", 80)?;
+        grouped(&library, "band4", 576)
     })
 }
 
@@ -124,8 +129,8 @@ struct Problem<'a> {
 fn launch(library: &Library, p: &Problem, args: Args, from: &[u8], index: &[u8], to: &mut [u8]) -> Result<()> {
     // kv_set_groups has a simdgroup for each head.
     let (groups, simdgroups, floats) = match p.kernel {
-        "kv_set_groups" => (args.cache_heads, 1, 5 * p.size + 16),
-        _ => (args.units.div_ceil(SIMDGROUPS as u32), SIMDGROUPS, p.size + p.size / 4 + 16),
+        "kv_set_groups" => (args.cache_heads, 1, 5 * p.size + LEVELS),
+        _ => (args.units.div_ceil(SIMDGROUPS as u32), SIMDGROUPS, p.size + (p.size / 4).max(LEVELS)),
     };
     library.launch(Launch {
         kernel: p.kernel,
