@@ -25,6 +25,9 @@ const AARCH64: [&str; 6] = [
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
 pub struct Options {
+    /// Folder of tools that were built before; nothing is built then (also: KV_BIN_DIR)
+    #[arg(long, value_name = "DIR")]
+    pub bin: Option<PathBuf>,
     /// Metal backend (macOS)
     #[arg(long)]
     pub metal: bool,
@@ -69,15 +72,15 @@ pub const RPC_SERVER: &str = "ggml-rpc-server";
 
 /// Builds `targets` (all tools where empty) and returns the folder of the programs.
 ///
-/// `KV_BIN_DIR` names the folder of a build made some other way: then nothing is built.
+/// `--bin` or `KV_BIN_DIR` names the folder of a build made some other way: then nothing is built.
 pub fn build(options: &Options, targets: &[String]) -> Result<PathBuf> {
     let mut targets = targets.to_vec();
     if targets.is_empty() {
         targets.extend(TOOLS.map(String::from));
         targets.extend(options.rpc.then(|| RPC_SERVER.to_string()));
     }
-    let given = std::env::var_os("KV_BIN_DIR").filter(|v| !v.is_empty() && !options.aarch64);
-    if let Some(bin) = given.map(PathBuf::from) {
+    let variable = || std::env::var_os("KV_BIN_DIR").filter(|v| !v.is_empty() && !options.aarch64).map(PathBuf::from);
+    if let Some(bin) = options.bin.clone().or_else(variable) {
         return check_bin(&bin, &targets);
     }
     let source = Source::choose(Tree::Full, options.llama_cpp.clone())?;
@@ -107,7 +110,7 @@ fn check_bin(bin: &Path, targets: &[String]) -> Result<PathBuf> {
     for name in targets {
         let program = bin.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
         if !program.is_file() && !bin.join(libloading::library_filename(name)).is_file() {
-            bail!("KV_BIN_DIR is set, but there is no {}: build it there, or unset KV_BIN_DIR", program.display());
+            bail!("there is no {}: build it there, or do without --bin and KV_BIN_DIR", program.display());
         }
     }
     Ok(bin.canonicalize()?)

@@ -11,7 +11,9 @@ use anyhow::{bail, Result};
 use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::source::{self, Source};
-use crate::{bench, build_tree, calibrate, compare, needle, patch, plan, process, project_root, run, types};
+use crate::{
+    bench, build_tree, calibrate, compare, needle, patch, plan, process, project_root, run, tasks, types,
+};
 
 const ENVIRONMENT: &str = "\
 Environment:
@@ -38,6 +40,8 @@ pub enum Verb {
     Plan(plan::Options),
     /// Hide a number in a long text and check that every type finds it where f16 does
     Needle(needle::Options),
+    /// Ask for what long documents hold and count the right answers beside f16's
+    Tasks(tasks::Options),
     /// Time attention and encoding alone, against upstream's ops and the memory bandwidth
     Bench(bench::Options),
     /// Run the tests; ends with `N passed, N failed, N skipped`
@@ -104,6 +108,7 @@ pub fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Bench(options) => bench::bench(&options)?,
         Verb::Calibrate(options) => calibrate::calibrate(&options)?,
         Verb::Needle(options) => return needle::needle(&options),
+        Verb::Tasks(options) => tasks::tasks(&options)?,
         Verb::Test(handed) => return hand_over("test", &handed),
         Verb::Build { options, target } => println!("{}", build_tree::build(&options, &target)?.display()),
         Verb::Mca(handed) => return hand_over("mca", &handed),

@@ -1,7 +1,8 @@
 //! What users run as `cargo kv`, as a library, because the developers' commands (`dev/`) stand on the same ground.
 //!
 //! From the bottom up: `cache` (where things are kept), `process` and `progress` (how children are run and shown),
-//! `fetch` (downloads), `patch` and `source` (llama.cpp's tree), `build_tree` (its tools), the commands, and `cli`.
+//! `fetch` (downloads), `patch` and `source` (llama.cpp's tree), `build_tree` (its tools), `server` (one of them), the commands,
+//! and `cli`.
 
 pub mod bench;
 pub mod build_tree;
@@ -10,7 +11,9 @@ pub mod calibrate;
 pub mod cli;
 pub mod compare;
 pub mod cpu;
+pub mod digest;
 pub mod fetch;
+pub mod http;
 pub mod model;
 pub mod needle;
 pub mod pair;
@@ -22,8 +25,10 @@ pub mod process;
 pub mod progress;
 pub mod python;
 pub mod run;
+pub mod server;
 pub mod source;
 pub mod table;
+pub mod tasks;
 pub mod types;
 
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Plain text tables: the first column to the left, numbers to the right.
+//! Tables as plain text and as Markdown: the first columns to the left, numbers to the right.
 
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -14,6 +14,19 @@ impl Table {
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
+
+    pub fn markdown(&self) -> String {
+        let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+        let columns = self.rows[0].len();
+        let rules: Vec<String> = (0..columns).map(|c| if c < self.left { "---" } else { "---:" }.into()).collect();
+        let rows: String = self.rows[1..].iter().map(|row| line(row)).collect();
+        format!("{}{}{rows}", line(&self.rows[0]), line(&rules))
+    }
+}
+
+/// A share in percent, without decimals.
+pub fn percent(part: usize, all: usize) -> String {
+    format!("{:.0}", 100.0 * part as f64 / all.max(1) as f64)
 }
 
 impl std::fmt::Display for Table {
@@ -45,5 +58,6 @@ mod tests {
         t.row(vec!["f16".into(), "16.00".into()]);
         t.row(vec!["srft4".into(), "4.5".into()]);
         assert_eq!(t.to_string(), "K/V     bits\nf16    16.00\nsrft4    4.5\n");
+        assert_eq!(t.markdown(), "| K/V | bits |\n| --- | ---: |\n| f16 | 16.00 |\n| srft4 | 4.5 |\n");
     }
 }

@@ -13,6 +13,7 @@ mod ops;
 mod plan;
 mod program;
 mod rust;
+mod tasks;
 mod wrapper;
 
 use std::fs;

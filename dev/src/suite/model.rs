@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
 
-use super::{Options, Tally};
+use super::{tasks, Options, Tally};
 use kv::compare::{Perplexity, Setup, Statistics};
 use kv::pair::Pair;
 use kv::process::{self, Finished};
@@ -92,6 +92,7 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         let common = ["-no-cnv", "-c", "256", "-n", "270", "--context-shift"];
         bench.same_answer("llama-completion", TEXT, &common, &["--cache-type-k", "srft8,0=q8_0,10-19=f16"])
     });
+    tasks::run(options, &bench.bin, &bench.model, tally);
     history(options, &bench, tally)?;
     quality(options, &bench, tally)
 }

@@ -4,13 +4,13 @@
 //! only beside others of the same run, so that they are kept in the file and shown nowhere else.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{report, CacheSize, Measured, Setup, Statistics};
-use crate::cache;
+use crate::digest;
 
 /// What a row was made from: the model, the text and the programs, by their contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,36 +23,11 @@ pub struct Source {
 impl Source {
     pub fn of(setup: &Setup) -> Result<Source> {
         Ok(Source {
-            model: digest(&setup.model)?,
-            text: digest(&setup.text)?,
-            build: cache::key(&libraries(&setup.bin)?),
+            model: digest::file(&setup.model)?,
+            text: digest::file(&setup.text)?,
+            build: digest::programs(&setup.bin, "perplexity")?,
         })
     }
-}
-
-/// The first digits of what sha256sum prints.
-fn digest(file: &Path) -> Result<String> {
-    Ok(cache::sha256_file(file)?[..16].to_string())
-}
-
-/// Checksums of what quality is computed by.
-fn libraries(bin: &Path) -> Result<Vec<String>> {
-    let mut files: Vec<PathBuf> = Vec::new();
-    for entry in fs::read_dir(bin).with_context(|| format!("cannot read {}", bin.display()))? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let counts =
-            ["ggml", "llama.", "llama-common"].iter().any(|start| name.trim_start_matches("lib").starts_with(start));
-        // A library's other names are links to it.
-        if entry.file_type()?.is_file() && (counts || name.contains("perplexity")) {
-            files.push(entry.path());
-        }
-    }
-    let mut sums = files.iter().map(|file| cache::sha256_file(file)).collect::<Result<Vec<_>>>()?;
-    // In an order of their own: folders have none, and a copy may have the links as files.
-    sums.sort_unstable();
-    sums.dedup();
-    Ok(sums)
 }
 
 /// A row of a file of results. What was not measured is null.
@@ -204,6 +179,7 @@ mod tests {
     use super::super::report::tests::{measured, SOURCE};
     use super::super::report::{as_records, Row};
     use super::*;
+    use crate::cache;
     use crate::pair::Pair;
 
     fn known(rows: &[Measured]) -> Known {

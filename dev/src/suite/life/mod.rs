@@ -1,7 +1,6 @@
 //! The life of a cache: states, shifts and everything else that is done to it, serving, spreading over machines, bad input.
 
 mod fuzz;
-mod http;
 mod rpc;
 mod sanitize;
 mod server;

@@ -2,8 +2,9 @@
 //! meanwhile, and everybody gets the answer that he would have got alone.
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,19 +13,14 @@ use anyhow::{bail, ensure, Context, Result};
 use ggml_ext::state;
 use serde_json::{json, Value};
 
-use super::{http, Options, Running, Tally};
-use kv::{cache, process};
+use super::{Options, Tally};
+use kv::{cache, http};
 
 const SLOTS: usize = 4;
 const PATH: &str = "/completion";
 
-struct Server {
-    process: Running,
-    port: u16,
-    log: std::path::PathBuf,
-    // After the process: its files go away when it has ended.
-    _scratch: cache::Scratch,
-}
+/// With slots whose files lie in its folder.
+struct Server(kv::server::Server);
 
 pub fn run(options: &Options, bin: &Path, model: &Path, tally: &mut Tally) {
     let (clients, time) = if options.soak { (16, Duration::from_secs(180)) } else { (8, Duration::ZERO) };
@@ -68,46 +64,16 @@ fn question(i: usize) -> Value {
 impl Server {
     fn start(bin: &Path, model: &Path, k: &str, v: &str) -> Result<Server> {
         let scratch = cache::Scratch::new()?;
-        let log = scratch.path().join("server.log");
         let mut c = Command::new(bin.join("llama-server"));
-        // It takes a port that is free, and says which.
-        c.arg("-m").arg(model).args(["--host", "127.0.0.1", "--port", "0"]);
-        c.args(["--parallel", &SLOTS.to_string(), "-c", "4096", "--cache-ram", "0", "-fa", "on"]);
+        c.arg("-m").arg(model).args(["--parallel", &SLOTS.to_string(), "-c", "4096", "--cache-ram", "0", "-fa", "on"]);
         // Both ways to share cells between slots.
         c.arg(if k == "srft4" { "--no-kv-unified" } else { "--kv-unified" });
         c.args(["--cache-type-k", k, "--cache-type-v", v]).arg("--slot-save-path").arg(scratch.path());
-        c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(fs::File::create(&log)?);
-        let process = Running(c.spawn().with_context(|| format!("cannot run {}", process::shown(&c)))?);
-        let mut server = Server { process, port: 0, log, _scratch: scratch };
-        let start = Instant::now();
-        while !server.is_ready()? {
-            if let Some(status) = server.process.0.try_wait()? {
-                bail!("it ended with {status}\n{}", server.last_words());
-            }
-            ensure!(start.elapsed() < Duration::from_secs(600), "not ready after ten minutes\n{}", server.last_words());
-            thread::sleep(Duration::from_millis(100));
-        }
-        Ok(server)
-    }
-
-    fn is_ready(&mut self) -> Result<bool> {
-        if self.port == 0 {
-            let log = String::from_utf8_lossy(&fs::read(&self.log)?).into_owned();
-            match port_in(&log) {
-                Some(port) => self.port = port,
-                None => return Ok(false),
-            }
-        }
-        Ok(matches!(http::request(self.port, "GET", "/health", &Value::Null), Ok((200, _))))
-    }
-
-    fn last_words(&self) -> String {
-        process::tail(&String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()), 20)
+        kv::server::Server::start(&mut c, scratch).map(Server)
     }
 
     fn ask(&self, question: &Value) -> Result<String> {
-        let (status, answer) = http::request(self.port, "POST", PATH, question)?;
-        ensure!(status == 200, "status {status}: {answer}");
+        let answer = self.0.post(PATH, question)?;
         let text = answer["content"].as_str().context("an answer without content")?;
         ensure!(!text.is_empty(), "an empty answer");
         Ok(text.to_string())
@@ -115,8 +81,8 @@ impl Server {
 
     fn slot(&self, slot: usize, action: &str) -> Result<Value> {
         let file = json!({ "filename": format!("slot-{slot}.bin") });
-        let (status, answer) = http::request(self.port, "POST", &format!("/slots/{slot}?action={action}"), &file)?;
-        ensure!(status == 200, "{action} of slot {slot}: {answer}\n{}", self.last_words());
+        let (status, answer) = self.0.request("POST", &format!("/slots/{slot}?action={action}"), &file)?;
+        ensure!(status == 200, "{action} of slot {slot}: {answer}\n{}", self.0.last_words());
         Ok(answer)
     }
 
@@ -137,7 +103,7 @@ impl Server {
                         let mut long = question(i);
                         long["stream"] = true.into();
                         long["n_predict"] = 120.into();
-                        http::hang_up(self.port, PATH, &long, 700)?;
+                        hang_up(self.0.port(), PATH, &long, 700)?;
                         hung_up.fetch_add(1, Ordering::Relaxed);
                     }
                     _ => {
@@ -168,7 +134,7 @@ impl Server {
             threads.into_iter().map(|t| t.join().unwrap_or_else(|_| bail!("a client panicked"))).collect()
         });
         for result in results {
-            result.with_context(|| format!("the server's last words:\n{}", self.last_words()))?;
+            result.with_context(|| format!("the server's last words:\n{}", self.0.last_words()))?;
         }
         // It still answers, and has not grown.
         ensure!(self.ask(&question(0))? == alone[0], "another answer afterwards");
@@ -192,7 +158,7 @@ impl Server {
     }
 
     fn memory_mib(&self, name: &str) -> Option<f64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.process.0.id())).ok()?;
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0.id())).ok()?;
         let line = status.lines().find_map(|l| l.strip_prefix(name))?;
         line.split_whitespace().next()?.parse::<f64>().ok().map(|kib| kib / 1024.0)
     }
@@ -211,7 +177,7 @@ impl Server {
         }
         let restored = self.slot(1, "restore")?;
         ensure!(restored["n_restored"].as_u64() == Some(n), "{n} tokens were saved: {restored}");
-        let (status, answer) = http::request(self.port, "POST", PATH, &first)?;
+        let (status, answer) = self.0.request("POST", PATH, &first)?;
         ensure!(status == 200, "status {status}: {answer}");
         ensure!(answer["content"].as_str() == Some(&alone), "before: {alone:?}\nafterwards: {}", answer["content"]);
         let cached = answer["timings"]["cache_n"].as_u64().or(answer["tokens_cached"].as_u64()).unwrap_or(0);
@@ -229,20 +195,19 @@ fn foreign_slot_file(bin: &Path, model: &Path, k: &str, v: &str) -> Result<()> {
     let server = Server::start(bin, model, k, v)?;
     let alone = server.ask(&q)?;
     let name = "slot-0.bin";
-    fs::copy(other._scratch.path().join(name), server._scratch.path().join(name))?;
-    let (status, answer) = http::request(server.port, "POST", "/slots/0?action=restore", &json!({ "filename": name }))?;
+    fs::copy(other.0.folder().join(name), server.0.folder().join(name))?;
+    let (status, answer) = server.0.request("POST", "/slots/0?action=restore", &json!({ "filename": name }))?;
     ensure!(status != 200, "it was taken: {answer}");
     // The log has a thread of its own, which may be late.
     let named = || {
-        let log = String::from_utf8_lossy(&fs::read(&server.log)?).into_owned();
-        Ok::<_, anyhow::Error>((log.contains("srft8_64") && log.contains(&format!("{k}_64")), log))
+        let log = server.0.log();
+        log.contains("srft8_64") && log.contains(&format!("{k}_64"))
     };
     let until = Instant::now() + Duration::from_secs(120);
-    while !named()?.0 && Instant::now() < until {
+    while !named() && Instant::now() < until {
         thread::sleep(Duration::from_millis(100));
     }
-    let (named, log) = named()?;
-    ensure!(named, "the log does not name both\n{}", process::tail(&log, 10));
+    ensure!(named(), "the log does not name both\n{}", server.0.last_words());
     ensure!(server.ask(&q)? == alone, "another answer afterwards");
     Ok(())
 }
@@ -254,7 +219,7 @@ fn bad_slot_files(bin: &Path, model: &Path, k: &str, v: &str) -> Result<()> {
     q["id_slot"] = 0.into();
     let alone = server.ask(&q)?;
     server.slot(0, "save")?;
-    let path = server._scratch.path().join("slot-0.bin");
+    let path = server.0.folder().join("slot-0.bin");
     let file = fs::read(&path)?;
     let mut bad: Vec<(String, Vec<u8>)> = [11, 1000, 30000.min(file.len() / 2), file.len() - 1]
         .map(|n| (format!("cut to {n} of {} bytes", file.len()), file[..n].to_vec()))
@@ -268,8 +233,10 @@ fn bad_slot_files(bin: &Path, model: &Path, k: &str, v: &str) -> Result<()> {
     for (what, bytes) in bad {
         fs::write(&path, bytes)?;
         let name = json!({ "filename": "slot-0.bin" });
-        let (status, answer) = http::request(server.port, "POST", "/slots/0?action=restore", &name)
-            .with_context(|| format!("{what}: the server's last words:\n{}", server.last_words()))?;
+        let (status, answer) = server
+            .0
+            .request("POST", "/slots/0?action=restore", &name)
+            .with_context(|| format!("{what}: the server's last words:\n{}", server.0.last_words()))?;
         ensure!(status != 200, "{what}: it was taken: {answer}");
         ensure!(server.ask(&q)? == alone, "{what}: another answer afterwards");
     }
@@ -295,20 +262,13 @@ fn craft(file: &[u8], at: usize, value: u64) -> Result<Vec<u8>> {
     Ok(file)
 }
 
-/// `… listening on http://127.0.0.1:40123`
-fn port_in(log: &str) -> Option<u16> {
-    let (_, rest) = log.split_once("listening on http://127.0.0.1:")?;
-    rest.split_once('\n')?.0.trim().parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_port_of_a_log() {
-        assert_eq!(port_in("srv main: listening on http://127.0.0.1:40123\nmore"), Some(40123));
-        assert_eq!(port_in("srv main: listening on http://127.0.0.1:401"), None, "the line goes on");
-        assert_eq!(port_in("loading"), None);
+/// Asks for a stream, reads `bytes` of it and hangs up.
+fn hang_up(port: u16, path: &str, body: &Value, bytes: usize) -> Result<()> {
+    let mut stream = http::send(port, "POST", path, &body.to_string())?;
+    let mut some = vec![0; bytes];
+    stream.read_exact(&mut some).context("a stream that ended before it was left")?;
+    if !String::from_utf8_lossy(&some).starts_with("HTTP/1.1 200") {
+        bail!("no stream: {}", String::from_utf8_lossy(&some));
     }
+    Ok(())
 }

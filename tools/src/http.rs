@@ -1,16 +1,17 @@
-//! As much of HTTP as llama-server's clients need: a request, an answer, and an answer that is not waited for.
+//! As much of HTTP as llama-server's clients need: a request and its answer.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// Far longer than an answer takes here, with sixteen others waiting and on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(1800);
+/// Longer than any answer takes: a long prompt on a slow machine, or one behind sixteen others.
+const PATIENCE: Duration = Duration::from_secs(2 * 3600);
 
-fn send(port: u16, method: &str, path: &str, body: &str) -> Result<TcpStream> {
+/// Sends a request; the answer is read from the stream.
+pub fn send(port: u16, method: &str, path: &str, body: &str) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     write!(
@@ -28,17 +29,6 @@ pub fn request(port: u16, method: &str, path: &str, body: &Value) -> Result<(u16
     let mut answer = Vec::new();
     send(port, method, path, &text)?.read_to_end(&mut answer)?;
     parse(&String::from_utf8_lossy(&answer)).with_context(|| format!("{method} {path}"))
-}
-
-/// Asks for a stream, reads `bytes` of it and hangs up.
-pub fn hang_up(port: u16, path: &str, body: &Value, bytes: usize) -> Result<()> {
-    let mut stream = send(port, "POST", path, &body.to_string())?;
-    let mut some = vec![0; bytes];
-    stream.read_exact(&mut some).context("a stream that ended before it was left")?;
-    if !String::from_utf8_lossy(&some).starts_with("HTTP/1.1 200") {
-        bail!("no stream: {}", String::from_utf8_lossy(&some));
-    }
-    Ok(())
 }
 
 fn parse(answer: &str) -> Result<(u16, Value)> {
