@@ -7,6 +7,7 @@
 namespace kv {
 
 using uint = unsigned;
+using bulk_teams = kv_cuda_teams;
 
 // Precise rows that a decoding kernel attends to beside the cache.
 struct attn_part {
@@ -23,6 +24,7 @@ struct attn_params {
     uint            k_kind, v_kind, q_kind;
     uint            k_size, v_size;   // values of a head
     uint            k_bytes, v_bytes; // of its row
+    bulk_teams      bulk_main, bulk_precise; // of a block of decode_bulk.cuh
     bool            alibi;
     const uint8_t * q;
     const uint8_t * k;
@@ -40,7 +42,8 @@ struct attn_params {
     __half *        query_high; // [query row][width of K], by stream, KV head, token, head: two halves make a value
     __half *        query_low;
     float *         query_scale; // [query row]: what those are multiplied by
-    float2 *        metas;       // [result][chunk]: largest score, sum
+    signed char *   query_planes; // of decode_bulk.cuh, instead of halves: [stream][block of rows][KV head][plane][row][value]
+    float2 *        metas;       // [result][chunk]: largest score, sum; null where the one chunk has been divided by its sum
     float *         sums;        // [result][chunk][sum_width]; results by stream, token, head
 };
 
@@ -71,6 +74,16 @@ static __device__ __forceinline__ uint2 hidden_range(const uint * hidden, uint b
 static __device__ __forceinline__ uint cell_of(const uint8_t * columns, const uint64_t (&nb)[2], uint column, uint kv_stream, uint cells) {
     const long long cell = *(const long long *) (columns + column*nb[0] + kv_stream*nb[1]);
     return cell >= 0 && cell < (long long) cells ? (uint) cell : ~0u;
+}
+
+// Brings what a rotation looks up near; by a warp that has nothing else to do yet.
+static __device__ __forceinline__ void prefetch_rotation(uint lane) {
+    if (lane*128 < sizeof(kv_roots_512)) {
+        asm volatile("prefetch.global.L1 [%0];" :: "l"((const uint8_t *) kv_roots_512 + lane*128));
+    }
+    if (lane*128 < sizeof(kv_signs)) {
+        asm volatile("prefetch.global.L1 [%0];" :: "l"((const uint8_t *) kv_signs + lane*128));
+    }
 }
 
 // The score of a cell that is hidden, or of none at all.
@@ -132,18 +145,15 @@ template <typename Kernel> static cudaError_t allow_shared(Kernel kernel, const 
 
 // Queries into K's domain, as halves.
 cudaError_t launch_queries(const attn_params & p, cudaStream_t stream);
-// Chunks to results: sinks, 1/sum, R^-1.
-cudaError_t launch_merge(const attn_params & p, cudaStream_t stream);
+// Chunks to results: sinks, 1/sum, R^-1. Early: behind a kernel that lets it be launched before it ends.
+cudaError_t launch_merge(const attn_params & p, bool early, cudaStream_t stream);
 
 // kv_tile.cu
 void        plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan);
 cudaError_t launch_tile(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream);
 
-// kv_prefill.cu
-bool        plan_prefill(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan);
-cudaError_t launch_prefill(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream);
-
 // kv_decode.cu
+size_t      bulk_query_rows(const kv_cuda_attention & op); // blocks of rows filled up
 bool        plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan);
 cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream);
 // Cells of a chunk of precise rows that a decoding kernel takes along.
@@ -151,6 +161,21 @@ uint        part_chunk_cells(const kv_cuda_split & main);
 
 // kv_recent.cu: the bits of cells that have precise rows, and the mask of the columns.
 cudaError_t launch_columns(const kv_cuda_attention & op, void * hidden, void * mask, cudaStream_t stream);
+
+// Launches a kernel while the one before it is still under way; it waits for that where it needs to.
+template <typename Kernel> static cudaError_t launch_early(Kernel kernel, dim3 grid, uint threads, size_t shared, cudaStream_t stream, const attn_params & p) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim          = grid;
+    config.blockDim         = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream           = stream;
+    config.attrs            = &early;
+    config.numAttrs         = 1;
+    return cudaLaunchKernelEx(&config, kernel, p);
+}
 
 static inline uint width_of(uint32_t kind, uint32_t size) {
     return KV_WIDTH(kind, size);

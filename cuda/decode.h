@@ -5,18 +5,26 @@
 
 namespace kv {
 
-// A block has four warps and takes eight query rows; a warp takes 64 cells at a time.
+// Of decode_rows.cuh: a block has four warps and takes eight query rows; a warp takes 64 cells at a time.
 namespace {
 constexpr uint WARPS = 4, THREADS = 32*WARPS, ROWS = 8, BLOCK = 64;
 // What a block keeps of recent cells: bits of its chunk of the cache, or the cells of its chunk of precise rows.
 constexpr uint RECENT_WORDS = WARPS*BLOCK, MOST_CHUNK_CELLS = 32*RECENT_WORDS;
 }  // namespace
 
+// Cells of a tile that is copied as a whole, and what a chunk of those has at most: cells times rows of the mask.
+constexpr uint TILE = 32, TILE_MASK = 4096;
+
 struct decode_choice {
-    void (*kernel)(const attn_params); // null where there is none
-    void (*recent)(const attn_params); // with precise rows beside the cache
-    uint   blocks_per_sm;
-    size_t shared_bytes;
+    // rows to registers (decode_rows.cuh)
+    void (*kernel)(const attn_params) = nullptr; // null where there is none
+    void (*recent)(const attn_params) = nullptr; // with precise rows beside the cache
+    uint   blocks_per_sm = 0;
+    size_t shared_bytes  = 0;
+    // tiles of all KV heads to shared memory (decode_bulk.cuh)
+    void (*bulk)(const attn_params)        = nullptr;
+    void (*bulk_recent)(const attn_params) = nullptr;
+    void (*choose_bulk)(uint heads, size_t shared_bytes, bulk_teams & main, bulk_teams & precise) = nullptr; // none where they do not fit
 };
 
 // Of V's kind, a head size of 64, 128 or 256, and one or two blocks of four query rows.

@@ -20,6 +20,16 @@
 namespace kv {
 namespace {
 
+// d = a b
+__device__ __forceinline__ void first_mma_s8(int (&d)[4], const uint (&a)[4], uint b0, uint b1) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+#endif
+}
+
+// d += a b
 __device__ __forceinline__ void mma_s8(int (&d)[4], const uint (&a)[4], uint b0, uint b1) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -36,9 +46,24 @@ constexpr uint UPPER_0 = four_bytes(113, 91, 73, 58), UPPER_1 = four_bytes(45, 3
 // Steps of the second plane of queries in one of the first.
 constexpr int SECOND_PLANE = 254;
 
+// Where rows are read from: the cache itself, or a tile of it in shared memory.
+struct cache_bytes {
+    static constexpr bool ENDS = true; // there may be less rows than are read: the last one again
+    template <typename T> static __device__ __forceinline__ T at(const uint8_t * from) {
+        return __ldg((const T *) from);
+    }
+};
+
+struct tile_bytes {
+    static constexpr bool ENDS = false;
+    template <typename T> static __device__ __forceinline__ T at(const uint8_t * from) {
+        return *(const T *) from;
+    }
+};
+
 // The word at an address; if that is even, the one that it lies in.
-__device__ __forceinline__ uint load_word(const uint8_t * at) {
-    return __ldg((const uint *) ((uintptr_t) at & ~(uintptr_t) 3));
+template <typename Bytes> __device__ __forceinline__ uint load_word(const uint8_t * from) {
+    return Bytes::template at<uint>(from - ((uintptr_t) from & 2));
 }
 
 // Does an even address lie in the middle of a word?
@@ -51,32 +76,32 @@ __device__ __forceinline__ uint joined(uint before, uint word, bool odd) {
     return odd ? word : __funnelshift_r(before, word, 16);
 }
 
-template <uint ALIGN> __device__ __forceinline__ void load_two(uint (&words)[2], const uint8_t * at) {
+template <typename Bytes, uint ALIGN> __device__ __forceinline__ void load_two(uint (&words)[2], const uint8_t * from) {
     if (ALIGN >= 8) {
-        const ::uint2 two = __ldg((const ::uint2 *) at);
+        const ::uint2 two = Bytes::template at<::uint2>(from);
         words[0] = two.x;
         words[1] = two.y;
     } else {
-        words[0] = __ldg((const uint *) at);
-        words[1] = __ldg((const uint *) (at + 4));
+        words[0] = Bytes::template at<uint>(from);
+        words[1] = Bytes::template at<uint>(from + 4);
     }
 }
 
 // Scales of a row as they are stored: BYTES of them, in words.
-template <uint BYTES, uint ALIGN> __device__ __forceinline__ void load_scales(uint (&scales)[(BYTES + 3)/4], const uint8_t * row) {
+template <typename Bytes, uint BYTES, uint ALIGN> __device__ __forceinline__ void load_scales(uint (&scales)[(BYTES + 3)/4], const uint8_t * row) {
     if constexpr (BYTES == 2) {
-        scales[0] = load_word(row);
+        scales[0] = load_word<Bytes>(row);
     } else if constexpr (ALIGN >= 8 && BYTES % 8 == 0) {
 #pragma unroll
         for (uint i = 0; i < BYTES/4; i += 2) {
-            const ::uint2 two = __ldg((const ::uint2 *) (row + 4*i));
+            const ::uint2 two = Bytes::template at<::uint2>(row + 4*i);
             scales[i] = two.x;
             scales[i + 1] = two.y;
         }
     } else {
 #pragma unroll
         for (uint i = 0; i < BYTES/4; ++i) {
-            scales[i] = __ldg((const uint *) (row + 4*i));
+            scales[i] = Bytes::template at<uint>(row + 4*i);
         }
     }
 }
@@ -100,9 +125,9 @@ template <uint BITS, uint WORDS> __device__ __forceinline__ float scale_at(const
     }
 }
 
-// Four bytes of a plane, `step` apart by twos: bytes 0, step, 1, step + 1; with step 2 as they lie.
-__device__ __forceinline__ uint query_bytes(const signed char * q, uint step) {
-    return (uint) (uint8_t) q[0] | (uint) (uint8_t) q[step == 2 ? 1 : step] << 8 | (uint) (uint8_t) q[step == 2 ? 2 : 1] << 16 | (uint) (uint8_t) q[step + 1] << 24;
+// Four bytes of a plane: as they lie, or two and the two 16 behind in turn.
+__device__ __forceinline__ uint query_bytes(const signed char * q, bool in_turn) {
+    return in_turn ? prmt(*(const unsigned short *) q, *(const unsigned short *) (q + 16), 0x5140) : *(const uint *) q;
 }
 
 // What a lane has of 16 rows of K: of cells g and g + 8. QB is the number of blocks of four query rows.
@@ -113,6 +138,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
 
     struct queries {
         uint b[BITS == 4 ? 2 : 1][C][2][QB][2]; // [plane][chunk][word or scale][block of rows][half of the 32 values]
+        uint lower, upper;                      // 4 bits: the first levels of each half of the table
     };
 
     uint scales[2][(SCALES + 3)/4];
@@ -126,43 +152,44 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     }
 
     // `codes_of` is that of row 0. Caches are below 4 GiB.
-    __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint g) {
+    template <typename Bytes> __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint g) {
 #pragma unroll
         for (uint n = 0; n < 2; ++n) {
-            const uint at = min(cell + g + 8*n, last)*step;
-            load_scales<SCALES, ALIGN>(scales[n], rows + at);
+            const uint at = (Bytes::ENDS ? min(cell + g + 8*n, last) : cell + g + 8*n)*step;
+            // Of a tile it is for `join` alone, which needs what lies before the codes.
+            load_scales<Bytes, SCALES, ALIGN>(scales[n], rows + at);
             if constexpr (JOINED) {
                 odd[n] = is_odd(rows + at);
                 // The later one of the two words that a word of codes lies in.
                 const uint8_t * later = codes_of + at + 2, * upper_at = rows + at + SCALES + 16 + 2;
 #pragma unroll
                 for (uint i = 0; i < WORDS; ++i) {
-                    codes[n][0][i] = load_word(later + 4*i);
+                    codes[n][0][i] = load_word<Bytes>(later + 4*i);
                 }
                 if (BITS == 3) {
-                    upper[n][0][0] = load_word(upper_at);
-                    upper[n][0][1] = load_word(upper_at + 4);
+                    upper[n][0][0] = load_word<Bytes>(upper_at);
+                    upper[n][0][1] = load_word<Bytes>(upper_at + 4);
                 }
             } else {
 #pragma unroll
                 for (uint c = 0; c < C; ++c) {
-                    load_chunk(c, n, codes_of + at + CHUNK*c, rows + at + SCALES + CHUNK*c + 16);
+                    load_chunk<Bytes>(c, n, codes_of + at + CHUNK*c, rows + at + SCALES + CHUNK*c + 16);
                 }
             }
         }
     }
 
-    __device__ __forceinline__ void load_chunk(uint c, uint n, const uint8_t * from, const uint8_t * upper_at) {
+    template <typename Bytes> __device__ __forceinline__ void load_chunk(uint c, uint n, const uint8_t * from, const uint8_t * upper_at) {
         if constexpr (BITS <= 3) {
-            codes[n][c][0] = __ldg((const uint *) from);
+            codes[n][c][0] = Bytes::template at<uint>(from);
             if (BITS == 3) {
-                load_two<ALIGN>(upper[n][c], upper_at);
+                load_two<Bytes, ALIGN>(upper[n][c], upper_at);
             }
         } else {
 #pragma unroll
             for (uint i = 0; i < WORDS; i += 2) {
                 uint two[2];
-                load_two<ALIGN>(two, from + 16*i);
+                load_two<Bytes, ALIGN>(two, from + 16*i);
                 codes[n][c][i] = two[0];
                 codes[n][c][i + 1] = two[1];
             }
@@ -195,12 +222,15 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
 
     template <typename Planes> static __device__ __forceinline__ void fill(queries & q, const Planes & planes, uint g, uint t) {
         if constexpr (BITS == 4) {
+            // From a lane, so that the compiler does not know them and keeps them in registers.
+            q.lower = __shfl_sync(KV_ALL_LANES, LOWER_0, 0);
+            q.upper = __shfl_sync(KV_ALL_LANES, UPPER_0, 0);
             // Column g is row g % 4 of the queries, of the first scale of a byte's two or the second.
 #pragma unroll
             for (uint i = 0; i < 2*C*2*QB*2; ++i) {
                 const uint half_of = i % 2, qb = i/2 % QB, word = i/2/QB % 2, c = i/4/QB % C, plane = i/4/QB/C;
                 const signed char * from = &planes[plane][4*qb + g % 4][64*c + 8*t + 4*word + 2*half_of + (g < 4 ? 0 : 32)];
-                const uint two = (uint) (uint8_t) from[0] | (uint) (uint8_t) from[1] << 16;
+                const uint two = prmt(*(const unsigned short *) from, 0, 0x4140); // bytes 0 and 2
                 q.b[plane][c][word][qb][half_of] = g < 4 ? two : two << 8;
                 keep(q.b[plane][c][word][qb][half_of]);
             }
@@ -210,26 +240,32 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
             for (uint i = 0; i < C*2*QB*2; ++i) {
                 const uint half_of = i % 2, qb = i/2 % QB, scale = i/2/QB % 2, c = i/4/QB;
                 const signed char * from = &planes[g/4][4*qb + g % 4][64*c + 32*scale + (BITS == 8 ? 8*t + 4*half_of : 4*t + 2*half_of)];
-                q.b[0][c][scale][qb][half_of] = query_bytes(from, BITS == 8 ? 2 : 16);
+                q.b[0][c][scale][qb][half_of] = query_bytes(from, BITS != 8);
                 keep(q.b[0][c][scale][qb][half_of]);
             }
         }
     }
 
-    // s[r] of cells g and g + 8, in units of the queries' planes and of the scales; lanes t and t ^ 2 have a part each.
-    __device__ __forceinline__ void products(const queries & q, uint t, float (&s)[QB][4]) const {
-#pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            s[i/4][i % 4] = 0.0f;
-        }
+    // The first or the second scale of chunk c of the lane's row n, as it was loaded.
+    __device__ __forceinline__ float scale_of(uint n, uint c, uint second) const {
         if constexpr (BITS == 4) {
-            products_4(q, t, s);
+            return kv_srft_scale(scales[n][c/2] >> (16*(c % 2) + 8*second));
         } else {
-            products_by_scale(q, t, s);
+            return scale_at<BITS>(scales[n], 2*c + second);
         }
     }
 
-    __device__ __forceinline__ void products_by_scale(const queries & q, uint t, float (&s)[QB][4]) const {
+    // s[r] of cells g and g + 8, in units of the queries' planes and of the scales; lanes t and t ^ 2 have a part each.
+    // `scale_of` gives the scales of row n of these two: chunk c, the first or the second.
+    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
+        if constexpr (BITS == 4) {
+            products_4(q, t, scale_of, s);
+        } else {
+            products_by_scale(q, t, scale_of, s);
+        }
+    }
+
+    template <typename Scales> __device__ __forceinline__ void products_by_scale(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
 #pragma unroll
         for (uint i = 0; i < 2*C; ++i) {
             const uint c = i/2, scale = i % 2;
@@ -247,14 +283,14 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                 a[2] = prmt(levels.first, levels.second, x >> 16);
                 a[3] = prmt(levels.first, levels.second, y >> 16);
             }
-            const float s0 = scale_at<BITS>(scales[0], i), s1 = scale_at<BITS>(scales[1], i);
+            const float s0 = scale_of(0, c, scale), s1 = scale_of(1, c, scale);
 #pragma unroll
             for (uint qb = 0; qb < QB; ++qb) {
-                int sums[4] = {};
-                mma_s8(sums, a, q.b[0][c][scale][qb][0], q.b[0][c][scale][qb][1]);
+                int sums[4];
+                first_mma_s8(sums, a, q.b[0][c][scale][qb][0], q.b[0][c][scale][qb][1]);
 #pragma unroll
                 for (uint n = 0; n < 4; ++n) {
-                    s[qb][n] = fmaf(n < 2 ? s0 : s1, (float) sums[n], s[qb][n]);
+                    s[qb][n] = i == 0 ? (n < 2 ? s0 : s1)*(float) sums[n] : fmaf(n < 2 ? s0 : s1, (float) sums[n], s[qb][n]);
                 }
             }
         }
@@ -265,32 +301,31 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
         }
     }
 
-    // The first or the second scale of chunk c.
-    template <uint WORDS_OF_ROW> static __device__ __forceinline__ float scale_of_half(const uint (&scales)[WORDS_OF_ROW], uint c, uint second) {
-        return kv_srft_scale(scales[c/2] >> (16*(c % 2) + 8*second));
-    }
-
-    __device__ __forceinline__ void products_4(const queries & q, uint t, float (&s)[QB][4]) const {
+    template <typename Scales> __device__ __forceinline__ void products_4(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
 #pragma unroll
         for (uint c = 0; c < C; ++c) {
-            int sums[2][QB][4] = {};
+            int sums[2][QB][4];
 #pragma unroll
             for (uint word = 0; word < 2; ++word) {
                 const uint x = codes[0][c][word % WORDS], y = codes[1][c][word % WORDS];
-                const uint lower[4] = { prmt(LOWER_0, LOWER_1, x), prmt(LOWER_0, LOWER_1, y), prmt(LOWER_0, LOWER_1, x >> 16), prmt(LOWER_0, LOWER_1, y >> 16) };
-                const uint upper[4] = { prmt(UPPER_0, UPPER_1, ~x), prmt(UPPER_0, UPPER_1, ~y), prmt(UPPER_0, UPPER_1, ~x >> 16), prmt(UPPER_0, UPPER_1, ~y >> 16) };
+                const uint lower[4] = { prmt(q.lower, LOWER_1, x), prmt(q.lower, LOWER_1, y), prmt(q.lower, LOWER_1, x >> 16), prmt(q.lower, LOWER_1, y >> 16) };
+                const uint upper[4] = { prmt(q.upper, UPPER_1, ~x), prmt(q.upper, UPPER_1, ~y), prmt(q.upper, UPPER_1, ~x >> 16), prmt(q.upper, UPPER_1, ~y >> 16) };
 #pragma unroll
                 for (uint i = 0; i < 2*QB; ++i) {
                     const uint plane = BITS == 4 ? i/QB : 0, qb = i % QB;
-                    mma_s8(sums[i/QB][qb], lower, q.b[plane][c][word][qb][0], q.b[plane][c][word][qb][1]);
+                    if (word == 0) {
+                        first_mma_s8(sums[i/QB][qb], lower, q.b[plane][c][word][qb][0], q.b[plane][c][word][qb][1]);
+                    } else {
+                        mma_s8(sums[i/QB][qb], lower, q.b[plane][c][word][qb][0], q.b[plane][c][word][qb][1]);
+                    }
                     mma_s8(sums[i/QB][qb], upper, q.b[plane][c][word][qb][0], q.b[plane][c][word][qb][1]);
                 }
             }
-            const float s0 = scale_of_half(scales[0], c, t/2), s1 = scale_of_half(scales[1], c, t/2);
+            const float s0 = scale_of(0, c, t/2), s1 = scale_of(1, c, t/2);
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
                 const float x = (float) (sums[0][i/4][i % 4]*SECOND_PLANE + sums[1][i/4][i % 4]);
-                s[i/4][i % 4] = fmaf(i % 4 < 2 ? s0 : s1, x, s[i/4][i % 4]);
+                s[i/4][i % 4] = c == 0 ? (i % 4 < 2 ? s0 : s1)*x : fmaf(i % 4 < 2 ? s0 : s1, x, s[i/4][i % 4]);
             }
         }
     }

@@ -27,7 +27,13 @@ __device__ __forceinline__ uint look_up(uint table, uint word, uint n) {
     return r;
 }
 
-// What a lane has of 16 rows of V: of cells 2t, 2t + 1, 2t + 8, 2t + 9.
+// Where the weight of a cell, of eight, goes: lane t multiplies cells t and t + 4 of them, two neighbours of the operand. So the
+// lanes of a warp find four rows side by side.
+__device__ __forceinline__ uint weight_at(uint cell) {
+    return 2*(cell % 4) + cell/4;
+}
+
+// What a lane has of 16 rows of V: of cells t, t + 4, t + 8, t + 12.
 template <uint KIND, uint D> struct decode_values {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D);
@@ -51,30 +57,30 @@ template <uint KIND, uint D> struct decode_values {
         return i/16*64 + i/8 % 2*32 + i/2 % 2 + (BITS <= 3 ? 2*g + i/4 % 2*16 : 4*g + i/4 % 2*2);
     }
 
-    __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint t) {
+    template <typename Bytes> __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint t) {
 #pragma unroll
         for (uint n = 0; n < 4; ++n) {
-            const uint at = min(cell + 2*t + n % 2 + n/2*8, last)*step;
-            load_scales<SCALES, ALIGN>(scales[n], rows + at);
+            const uint at = (Bytes::ENDS ? min(cell + t + 4*n, last) : cell + t + 4*n)*step;
+            load_scales<Bytes, SCALES, ALIGN>(scales[n], rows + at);
             odd[n] = JOINED && is_odd(rows + at);
 #pragma unroll
             for (uint c = 0; c < C; ++c) {
                 const uint8_t * from = codes_of + at + CHUNK*c;
                 if constexpr (BITS <= 3) {
-                    codes[n][c][0] = __ldg((const unsigned short *) from);
+                    codes[n][c][0] = Bytes::template at<unsigned short>(from);
                     const uint8_t * upper_at = rows + at + SCALES + CHUNK*c + 16;
                     if constexpr (BITS == 3 && JOINED) {
                         for (uint i = 0; i < 3; ++i) {
-                            upper[n][c][i] = load_word(upper_at - 2 + 4*i);
+                            upper[n][c][i] = load_word<Bytes>(upper_at - 2 + 4*i);
                         }
                     } else if constexpr (BITS == 3) {
-                        load_two<ALIGN>(upper[n][c], upper_at);
+                        load_two<Bytes, ALIGN>(upper[n][c], upper_at);
                     }
                 } else if constexpr (BITS == 8) {
-                    codes[n][c][0] = __ldg((const uint *) from);
-                    codes[n][c][1] = __ldg((const uint *) (from + 32));
+                    codes[n][c][0] = Bytes::template at<uint>(from);
+                    codes[n][c][1] = Bytes::template at<uint>(from + 32);
                 } else {
-                    codes[n][c][0] = load_word(JOINED ? from + 2 : from);
+                    codes[n][c][0] = JOINED ? load_word<Bytes>(from + 2) : Bytes::template at<uint>(from);
                 }
             }
         }
@@ -143,8 +149,9 @@ template <uint KIND, uint D> struct decode_values {
         }
     }
 
-    // w01 and w23 are the weights of row g for cells 2t and 2t + 8 and the next; acc is [chunk][scale][pair of values].
-    __device__ __forceinline__ void add(uint w01, uint w23, uint table, uint g, float (&acc)[C][2][2][4]) const {
+    // w01 and w23 are the weights of row g for cells t and t + 4, t + 8 and t + 12; acc is [chunk][scale][pair of values].
+    // `scales_of` gives scale i of two cells, t and t + 4 or those 8 behind.
+    template <typename Scales> __device__ __forceinline__ void add(uint w01, uint w23, uint table, uint g, const Scales & scales_of, float (&acc)[C][2][2][4]) const {
 #pragma unroll
         for (uint i = 0; i < 2*C; ++i) {
             const uint c = i/2, scale = i % 2;

@@ -1,7 +1,7 @@
 // FLASH_ATTN_EXT: how it is split, its first step (queries into K's domain) and its last (chunks to results).
 //
 //     q' = R q                   once per query row                         kv_queries
-//     s  = q' . k, softmax, o' = sum p v      for a chunk of cells          kv_decode.cu, kv_prefill.cu, kv_tile.cu
+//     s  = q' . k, softmax, o' = sum p v      for a chunk of cells          kv_decode.cu, kv_tile.cu
 //     merge, sinks, 1/sum, R^-1  once per result                            kv_merge
 //
 // Precise rows of recent cells are attentions of their own, whose sums are merged with those of the cache: their domain is
@@ -56,21 +56,42 @@ template <uint SIZE> __global__ void __launch_bounds__(32*QUERY_WARPS) kv_querie
     }
 }
 
-constexpr uint MERGE_LANES = 128, AT_ONCE = 16;
+constexpr uint MERGE_THREADS = 512, AHEAD = 9;
 
-// A block for a result. Parts of MERGE_LANES threads take chunks in turn.
-template <uint SIZE> __global__ void __launch_bounds__(4*MERGE_LANES) kv_merge(const attn_params p) {
+// A block for a result. A thread takes four values of every n-th chunk, and asks for its chunks before it knows their weights:
+// each is a wait for memory.
+template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(const attn_params p) {
     extern __shared__ float memory[];
-    __shared__ float reduced[2][4*MERGE_LANES/32];
+    __shared__ float reduced[2][MERGE_THREADS/32];
     const uint size = SIZE ? SIZE : p.v_size, width = kv_width(p.v_kind, size), chunks = p.args.chunks;
-    const uint parts = blockDim.x/MERGE_LANES, part = threadIdx.x/MERGE_LANES, warp = threadIdx.x/32, lane = threadIdx.x % 32;
+    const uint lanes = width/4, parts = blockDim.x/lanes, part = threadIdx.x/lanes, value = threadIdx.x % lanes*4;
+    const uint warp = threadIdx.x/32, lane = threadIdx.x % 32;
     float * weights = memory, * o = memory + (chunks + 3)/4*4; // [part][width]
     const float2 * metas = p.metas + (size_t) blockIdx.x*chunks;
-    const float * sums = p.sums + (size_t) blockIdx.x*chunks*width;
+    const float * sums = p.sums + (size_t) blockIdx.x*chunks*width + value;
+    if (warp == 0) {
+        prefetch_rotation(lane);
+    }
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory"); // chunks are there
+#endif
+    float4 ahead[AHEAD];
+    // A chunk without a weight was perhaps not written, nor were values of precise rows beyond the head.
+    const auto ask = [&](uint first) {
+#pragma unroll
+        for (uint n = 0; n < AHEAD; ++n) {
+            const uint c = first + n*parts;
+            const bool there = part < parts && c < chunks && (value < size || c < p.args.main_chunks);
+            ahead[n] = there ? *(const float4 *) (sums + (size_t) c*width) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    };
+    ask(part);
 
+    float2 mine = make_float2(HIDDEN, 0.0f);
     float largest = HIDDEN, sum = 0.0f;
     for (uint c = threadIdx.x; c < chunks; c += blockDim.x) {
-        largest = fmaxf(largest, metas[c].x);
+        mine = p.metas ? metas[c] : make_float2(0.0f, 1.0f);
+        largest = fmaxf(largest, mine.x);
     }
     largest = simd_max(largest);
     if (lane == 0) {
@@ -81,7 +102,7 @@ template <uint SIZE> __global__ void __launch_bounds__(4*MERGE_LANES) kv_merge(c
         largest = fmaxf(largest, reduced[0][w]);
     }
     for (uint c = threadIdx.x; c < chunks; c += blockDim.x) {
-        const float2 meta = metas[c];
+        const float2 meta = chunks <= blockDim.x ? mine : metas[c];
         weights[c] = rescale(meta.x, largest);
         sum = fmaf(weights[c], meta.y, sum);
     }
@@ -94,23 +115,32 @@ template <uint SIZE> __global__ void __launch_bounds__(4*MERGE_LANES) kv_merge(c
     for (uint w = 0; w < blockDim.x/32; ++w) {
         sum += reduced[1][w];
     }
-    for (uint i = threadIdx.x % MERGE_LANES; i < width; i += MERGE_LANES) {
-        float x = 0.0f;
-        for (uint c = part; c < chunks; c += AT_ONCE*parts) {
-            // Each is a wait for memory. A chunk without a weight was perhaps not written.
-            float weight[AT_ONCE], value[AT_ONCE];
+    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (uint first = part; part < parts && first < chunks; first += AHEAD*parts) {
+        if (first != part) {
+            ask(first);
+        }
 #pragma unroll
-            for (uint n = 0; n < AT_ONCE; ++n) {
-                weight[n] = c + n*parts < chunks ? weights[c + n*parts] : 0.0f;
-                const bool there = i < size || c + n*parts < p.args.main_chunks;
-                value[n]  = weight[n] != 0.0f && there ? sums[(size_t) (c + n*parts)*width + i] : 0.0f;
-            }
-#pragma unroll
-            for (uint n = 0; n < AT_ONCE; ++n) {
-                x = fmaf(weight[n], value[n], x);
+        for (uint n = 0; n < AHEAD; ++n) {
+            const float weight = first + n*parts < chunks ? weights[first + n*parts] : 0.0f;
+            if (weight != 0.0f) {
+                x.x = fmaf(weight, ahead[n].x, x.x);
+                x.y = fmaf(weight, ahead[n].y, x.y);
+                x.z = fmaf(weight, ahead[n].z, x.z);
+                x.w = fmaf(weight, ahead[n].w, x.w);
             }
         }
-        o[part*width + i] = x;
+    }
+    if (part < parts) {
+        *(float4 *) (o + part*width + value) = x;
+    }
+    __syncthreads();
+    for (uint i = threadIdx.x; i < width; i += blockDim.x) {
+        float y = 0.0f;
+        for (uint j = 0; j < parts; ++j) {
+            y += o[j*width + i];
+        }
+        o[i] = y; // no other thread reads column i
     }
     __syncthreads();
     if (warp != 0) {
@@ -132,11 +162,7 @@ template <uint SIZE> __global__ void __launch_bounds__(4*MERGE_LANES) kv_merge(c
     // A row that sees no cell is zero.
     factor = sum == 0.0f ? 0.0f : factor/sum;
     for (uint i = lane; i < width; i += 32) {
-        float x = 0.0f;
-        for (uint n = 0; n < parts; ++n) {
-            x += o[n*width + i];
-        }
-        o[i] = x*factor;
+        o[i] *= factor;
     }
     if (kv_is_plain(p.v_kind)) {
         __syncwarp();
@@ -181,7 +207,7 @@ static kv_cuda_attention attention_of(const kv_cuda_attention & op, uint i) {
 
 // Are queries of both in the same domain?
 static bool shares_queries(uint a, uint b) {
-    const auto rotated = [](uint kind) { return kind >= KV_KIND_SRFT8 && kind != KV_KIND_QJL1 && !KV_KIND_IS_TURBO(kind); };
+    const auto rotated = [](uint kind) { return kind >= KV_KIND_SRFT8 && kind != KV_KIND_QJL1 && !KV_KIND_IS_TURBO(kind) && !KV_KIND_IS_BAND(kind); };
     return (rotated(a) && rotated(b)) || (a < KV_KIND_SRFT8 && b < KV_KIND_SRFT8);
 }
 
@@ -209,7 +235,8 @@ struct scratch_layout {
 static scratch_layout layout_of(const kv_cuda_attention & op, const kv_cuda_plan & plan) {
     const size_t rows = (size_t) op.args.streams*op.args.heads*op.args.tokens;
     scratch_layout res;
-    res.queries = res.precise = queries_at(0, rows, width_of(op.k_kind, op.k_size));
+    // Of bytes there are as many planes as a half has bytes.
+    res.queries = res.precise = queries_at(0, plan.main.bulk.teams > 0 ? bulk_query_rows(op) : rows, width_of(op.k_kind, op.k_size));
     res.hidden = res.queries.end;
     if (op.parts > 0 && !shares_queries(op.k_kind, op.part[0].k_kind)) {
         res.precise = queries_at(res.queries.end, rows, width_of(op.part[0].k_kind, op.k_size));
@@ -246,17 +273,14 @@ static attn_params params_of(const kv_cuda_attention & op, const kv_cuda_split &
     p.query_high  = (__half *) (scratch + queries.high);
     p.query_low   = (__half *) (scratch + queries.low);
     p.query_scale = (float *) (scratch + queries.scales);
+    p.query_planes = (signed char *) (scratch + queries.high);
+    p.bulk_main    = split.bulk;
+    p.bulk_precise = split.bulk_precise;
     return p;
 }
 
-// For tests, and to see what the others take.
-static bool tiles_alone() {
-    static const char * const path = getenv("GGML_EXT_CUDA_PATH");
-    return path && strcmp(path, "tile") == 0;
-}
-
 static cudaError_t launch_split(const attn_params & p, const kv_cuda_split & split, cudaStream_t stream) {
-    return split.decode ? launch_decode(p, split, stream) : split.prefill ? launch_prefill(p, split, stream) : launch_tile(p, split, stream);
+    return split.decode ? launch_decode(p, split, stream) : launch_tile(p, split, stream);
 }
 
 }  // namespace
@@ -268,22 +292,34 @@ cudaError_t launch_queries(const attn_params & p, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
-cudaError_t launch_merge(const attn_params & p, cudaStream_t stream) {
-    const uint results = p.args.streams*p.args.tokens*p.args.heads, parts = p.args.chunks > 8 ? 4 : 1;
-    const size_t shared = sizeof(float)*((p.args.chunks + 3)/4*4 + parts*width_of(p.v_kind, p.v_size));
-    KV_BY_SIZE(p.v_size, kv_merge)<<<results, parts*MERGE_LANES, shared, stream>>>(p);
+cudaError_t launch_merge(const attn_params & p, bool early, cudaStream_t stream) {
+    // At least a thread for each four values of a result.
+    const uint results = p.args.streams*p.args.tokens*p.args.heads, width = width_of(p.v_kind, p.v_size);
+    const uint threads = p.args.chunks > 8 || width > MERGE_THREADS ? MERGE_THREADS : MERGE_THREADS/4;
+    const size_t shared = sizeof(float)*((p.args.chunks + 3)/4*4 + threads*4/width*width);
+    const auto kernel = KV_BY_SIZE(p.v_size, kv_merge);
+    if (early) {
+        return launch_early(kernel, results, threads, shared, stream, p);
+    }
+    kernel<<<results, threads, shared, stream>>>(p);
     return cudaGetLastError();
 }
 
 }  // namespace kv
+
+// For tests, and to see what the others take.
+bool kv_cuda_tiles_alone() {
+    static const char * const path = getenv("GGML_EXT_CUDA_PATH");
+    return path && strcmp(path, "tile") == 0;
+}
 
 bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan) {
     plan = {};
     if (device.cc < KV_CUDA_OLDEST || !kv::mask_is_small(op)) {
         return false;
     }
-    plan.together = !kv::tiles_alone() && kv::plan_decode(op, device, plan.main);
-    if (!plan.together && (kv::tiles_alone() || !kv::plan_prefill(op, device, plan.main))) {
+    plan.together = !kv_cuda_tiles_alone() && kv::plan_decode(op, device, plan.main);
+    if (!plan.together) {
         kv::plan_tile(op, device, plan.main);
     }
     plan.chunks = plan.main.chunks;
@@ -294,7 +330,7 @@ bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device &
         if (plan.together) {
             const uint32_t cells = kv::part_chunk_cells(plan.main);
             split.chunks = (part.args.cells + cells - 1)/cells;
-        } else if (kv::tiles_alone() || (!kv::plan_decode(part, device, split) && !kv::plan_prefill(part, device, split))) {
+        } else {
             kv::plan_tile(part, device, split);
         }
         fits = fits && kv::mask_is_small(part) && split.shared_bytes <= device.shared_bytes;
@@ -359,5 +395,5 @@ cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & pl
             err = kv::launch_split(p, split, stream);
         }
     }
-    return err == cudaSuccess ? kv::launch_merge(main, stream) : err;
+    return err == cudaSuccess ? kv::launch_merge(main, plan.main.bulk.teams > 0, stream) : err;
 }

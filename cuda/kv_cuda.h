@@ -67,11 +67,17 @@ struct kv_cuda_attention {
     const void *   columns; // i64: the cell of each column
 };
 
+// Kernels that copy tiles: teams of a block, and tiles that each has at a time.
+struct kv_cuda_teams {
+    uint32_t teams, depth;
+};
+
 // How an attention over some rows is split.
 struct kv_cuda_split {
     bool     decode;      // by the kernels of kv_decode.cu,
-    bool     prefill;     // of kv_prefill.cu; else by those of kv_tile.cu
-    int      row_blocks;  // tile, prefill: blocks of 16 query rows in a thread block
+    kv_cuda_teams bulk, bulk_precise; // and if there are teams, by those that copy tiles,
+                                      // else by those of kv_tile.cu
+    int      row_blocks;  // tile: blocks of 16 query rows in a thread block
     int      slabs;       // tile: slabs of V
     bool     staged;      // tile: rows go through shared memory
     uint32_t chunk_cells;
@@ -90,3 +96,18 @@ struct kv_cuda_plan {
 // False where no kernel fits the device.
 bool        kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
 cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & plan, void * scratch, cudaStream_t stream);
+
+// Attention by ggml's kernels for halves (kv_expand.cu): what they need, in values of each buffer.
+
+struct kv_cuda_expanded {
+    uint32_t k_width, v_width; // of a head
+    size_t   queries, keys, values, results;
+};
+
+kv_cuda_expanded kv_cuda_expanded_of(const kv_cuda_attention & op);
+// queries: floats, [stream][head][token][value]; keys and values: halves, [stream][KV head][cell][value]
+cudaError_t kv_cuda_expand(const kv_cuda_attention & op, float * queries, void * keys, void * values, cudaStream_t stream);
+// results: floats, [stream][token][head][value]
+cudaError_t kv_cuda_leave_domain(const kv_cuda_attention & op, const float * results, cudaStream_t stream);
+// Does the environment ask for the kernels of kv_tile.cu?
+bool        kv_cuda_tiles_alone();

@@ -1,12 +1,17 @@
 // Which pairs of types decode.cuh decodes, and how they are split.
 
 #include "decode.h"
-#include "levels.cuh"
+#include "decode_softmax.cuh"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
 
 namespace kv {
 namespace {
 
 constexpr uint MOST_ROWS = 32;
+constexpr int  MOST_DEVICES = 64;
 
 uint divided(uint a, uint b) {
     return (a + b - 1)/b;
@@ -29,6 +34,53 @@ bool is_aligned(const void * data, const uint64_t (&nb)[3], uint align) {
     return ((uintptr_t) data | nb[0] | nb[1] | nb[2]) % align == 0;
 }
 
+// For tests, and to see what the others take.
+bool rows_alone() {
+    static const char * const path = getenv("GGML_EXT_CUDA_PATH");
+    return path && strcmp(path, "rows") == 0;
+}
+
+__global__ void kv_probe() {}
+
+// Were the kernels compiled for the current GPU, or for one so old that it has no bulk copies?
+bool has_bulk_copies() {
+    static std::atomic<int> known[MOST_DEVICES]; // 1: no, 2: yes
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= MOST_DEVICES) {
+        return false;
+    }
+    if (known[device] == 0) {
+        cudaFuncAttributes attributes = {};
+        known[device] = cudaFuncGetAttributes(&attributes, kv_probe) == cudaSuccess && attributes.ptxVersion >= 90 ? 2 : 1;
+    }
+    return known[device] == 2;
+}
+
+// Query rows of a block that copies tiles.
+uint bulk_rows(uint rows) {
+    return rows <= ROWS/2 ? ROWS/2 : ROWS;
+}
+
+// Queries of blocks that copy tiles, as bytes: a warp for a row.
+template <uint D> __global__ void __launch_bounds__(128) kv_bulk_queries(const attn_params p, uint block_rows, uint blocks, float unit) {
+    __shared__ float memory[4][D];
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+    prefetch_rotation(threadIdx.x % 32);
+    const kv_attn_args & args = p.args;
+    const uint warp = threadIdx.x/32, row_of_all = blockIdx.x*4 + warp, heads_per_kv = args.heads/args.kv_heads;
+    if (row_of_all >= args.streams*blocks*args.kv_heads*block_rows) {
+        return;
+    }
+    const uint r = row_of_all % block_rows, kv_head = row_of_all/block_rows % args.kv_heads;
+    const uint block = row_of_all/block_rows/args.kv_heads % blocks, stream = row_of_all/block_rows/args.kv_heads/blocks;
+    const uint row = block*block_rows + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+    const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
+    signed char * first = p.query_planes + ((size_t) (row_of_all/block_rows)*2*block_rows + r)*D;
+    prepare_query<D>(p, token < args.tokens ? from : nullptr, unit, threadIdx.x % 32, memory[warp], first, first + block_rows*D, p.query_scale + row_of_all);
+}
+
 // Can the kernels take the precise rows along?
 bool parts_fit(const kv_cuda_attention & op) {
     const uint align = level_row_align(KV_KIND_SRFT8, op.k_size);
@@ -48,6 +100,44 @@ uint part_chunk_cells(const kv_cuda_split & main) {
     return main.chunk_cells < RECENT_WORDS ? main.chunk_cells : RECENT_WORDS;
 }
 
+// Tiles of all KV heads, if they lie side by side, in units of 16 bytes, and no head has a mask of its own.
+static bool plan_bulk(const kv_cuda_attention & op, const decode_choice & choice, const kv_cuda_device & device, kv_cuda_split & plan) {
+    const auto side_by_side = [&](const void * data, const uint64_t (&nb)[3], uint row_bytes) {
+        return nb[1] == row_bytes && nb[0] == (uint64_t) row_bytes*op.args.kv_heads && ((uintptr_t) data | nb[2]) % 16 == 0;
+    };
+    bool fits = device.cc >= 900 && !rows_alone() && has_bulk_copies() && (!op.mask || op.args.mask_rows[0] == 1) && side_by_side(op.k, op.args.k_nb, op.k_bytes) && side_by_side(op.v, op.args.v_nb, op.v_bytes);
+    for (uint i = 0; i < op.parts; ++i) {
+        const kv_cuda_recent & part = op.part[i];
+        fits = fits && side_by_side(part.k, part.args.k_nb, part.k_bytes) && side_by_side(part.v, part.args.v_nb, part.v_bytes);
+    }
+    if (fits) {
+        choice.choose_bulk(op.args.kv_heads, device.shared_bytes, plan.bulk, plan.bulk_precise);
+    }
+    if (plan.bulk.teams == 0 || (op.parts > 0 && plan.bulk_precise.teams == 0)) {
+        plan.bulk = {};
+        return false;
+    }
+    // A block for each multiprocessor, precise rows among them.
+    const uint heads_per_kv = op.args.heads/op.args.kv_heads, rows = heads_per_kv*op.args.tokens, block_rows = bulk_rows(rows);
+    const uint others = divided(rows, block_rows)*op.args.streams, unit = is_delta(op.k_kind) ? 2*TILE : TILE;
+    const uint wanted = device.sms/others > 0 ? device.sms/others : 1;
+    const auto cells_of = [&](uint chunks) { return divided(divided(op.args.cells, chunks), unit)*unit; };
+    uint precise = 0;
+    for (uint i = 0; i < op.parts; ++i) {
+        precise += divided(op.part[i].args.cells, cells_of(wanted) < RECENT_WORDS ? cells_of(wanted) : RECENT_WORDS);
+    }
+    const uint tokens = (block_rows - 1)/heads_per_kv + 2, mask_rows = tokens < op.args.tokens ? tokens : op.args.tokens;
+    const uint most = TILE_MASK/mask_rows/unit*unit, cells = cells_of(wanted > precise ? wanted - precise : 1);
+    plan.chunk_cells  = cells < most ? cells : most;
+    plan.shared_bytes = device.shared_bytes;
+    return true;
+}
+
+size_t bulk_query_rows(const kv_cuda_attention & op) {
+    const uint rows = op.args.heads/op.args.kv_heads*op.args.tokens, block_rows = bulk_rows(rows);
+    return (size_t) op.args.streams*op.args.kv_heads*divided(rows, block_rows)*block_rows;
+}
+
 bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan) {
     const uint rows = op.args.heads/op.args.kv_heads*op.args.tokens, size = op.k_size;
     const bool known = size == op.v_size && (size == 64 || size == 128 || size == 256);
@@ -60,16 +150,18 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
         !is_aligned(op.v, op.args.v_nb, level_row_align(op.v_kind, size)) || !parts_fit(op)) {
         return false;
     }
-    const uint others = op.args.kv_heads*divided(rows, ROWS)*op.args.streams;
-    const uint wanted = choice.blocks_per_sm*device.sms/others;
-    const uint chunks = wanted > 0 ? wanted : 1;
-    plan.decode       = true;
-    plan.chunk_cells  = divided(divided(op.args.cells, chunks), BLOCK)*BLOCK;
-    if (op.parts > 0 && plan.chunk_cells > MOST_CHUNK_CELLS) {
-        plan.chunk_cells = MOST_CHUNK_CELLS;
+    if (!plan_bulk(op, choice, device, plan)) {
+        const uint others = op.args.kv_heads*divided(rows, ROWS)*op.args.streams;
+        const uint wanted = choice.blocks_per_sm*device.sms/others;
+        const uint chunks = wanted > 0 ? wanted : 1;
+        plan.chunk_cells  = divided(divided(op.args.cells, chunks), BLOCK)*BLOCK;
+        if (op.parts > 0 && plan.chunk_cells > MOST_CHUNK_CELLS) {
+            plan.chunk_cells = MOST_CHUNK_CELLS;
+        }
+        plan.shared_bytes = choice.shared_bytes;
     }
+    plan.decode       = true;
     plan.chunks       = divided(op.args.cells, plan.chunk_cells);
-    plan.shared_bytes = choice.shared_bytes;
     plan.shared_limit = device.shared_bytes;
     return true;
 }
@@ -77,13 +169,21 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
 cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream) {
     const uint rows = p.args.heads/p.args.kv_heads*p.args.tokens;
     const decode_choice choice = choice_of(p.k_kind, p.v_kind, p.k_size, rows);
-    const auto kernel = p.columns ? choice.recent : choice.kernel;
-    const cudaError_t err = allow_shared(kernel, plan);
+    const bool bulk = plan.bulk.teams > 0;
+    const auto kernel = bulk ? (p.columns ? choice.bulk_recent : choice.bulk) : p.columns ? choice.recent : choice.kernel;
+    cudaError_t err = allow_shared(kernel, plan);
     if (err != cudaSuccess) {
         return err;
     }
-    const dim3 grid(p.args.kv_heads*divided(rows, ROWS), p.columns ? p.args.chunks : plan.chunks, p.args.streams);
-    kernel<<<grid, THREADS, plan.shared_bytes, stream>>>(p);
+    const uint chunks = p.columns ? p.args.chunks : plan.chunks;
+    if (bulk) {
+        const uint block_rows = bulk_rows(rows), blocks = divided(rows, block_rows), all = p.args.streams*blocks*p.args.kv_heads*block_rows;
+        const auto queries = p.k_size == 64 ? kv_bulk_queries<64> : p.k_size == 128 ? kv_bulk_queries<128> : kv_bulk_queries<256>;
+        queries<<<divided(all, 4), 128, 0, stream>>>(p, block_rows, blocks, level_unit(p.k_kind));
+        err = cudaGetLastError();
+        return err == cudaSuccess ? launch_early(kernel, dim3(blocks, chunks, p.args.streams), 32*p.args.kv_heads*plan.bulk.teams, plan.shared_bytes, stream, p) : err;
+    }
+    kernel<<<dim3(p.args.kv_heads*divided(rows, ROWS), chunks, p.args.streams), THREADS, plan.shared_bytes, stream>>>(p);
     return cudaGetLastError();
 }
 

@@ -1,5 +1,5 @@
-// Which cells have precise rows, and what the mask says of these: what the kernels of kv_tile.cu and kv_prefill.cu need before
-// they attend to the cache and to the precise rows in turn. kv_decode.cu finds out for itself.
+// Which cells have precise rows, and what the mask says of these: what the kernels of kv_tile.cu need before they attend to the
+// cache and to the precise rows in turn. The others find out for themselves.
 
 #include "attention.cuh"
 

@@ -217,9 +217,9 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
                 __syncthreads();
             }
             if (staged && is_4_bit(p.k_kind, p.k_size)) {
-                unpack_4_bit<false, false>(k_rows, k_raw_step, p.k_size, first, width, count, nullptr, m.k_pairs, m.tile, m.scales);
+                unpack_4_bit<false>(k_rows, k_raw_step, p.k_size, first, width, count, nullptr, m.k_pairs, m.tile, m.scales);
             } else {
-                unpack<false, false>(k_rows, k_step, p.k_kind, p.k_size, first, width, count, nullptr, m.k_levels, m.tile, m.scales);
+                unpack<false>(k_rows, k_step, p.k_kind, p.k_size, first, width, count, nullptr, m.k_levels, m.tile, m.scales);
             }
             if (is_delta) {
                 unpack_frame(k_rows, k_step, p.k_kind, p.k_size, k_count(cell), first, width, m.tile, m.scales);
@@ -359,9 +359,9 @@ template <int MB, int NS> __global__ void __launch_bounds__(THREADS) kv_tile(con
                 __syncthreads();
             }
             if (staged && is_4_bit(p.v_kind, p.v_size)) {
-                unpack_4_bit<true, false>(v_rows, v_raw_step, p.v_size, first, width, count, m.live, m.v_pairs, m.tile, nullptr);
+                unpack_4_bit<true>(v_rows, v_raw_step, p.v_size, first, width, count, m.live, m.v_pairs, m.tile, nullptr);
             } else {
-                unpack<true, false>(v_rows, v_step, p.v_kind, p.v_size, first, width, count, m.live, m.v_levels, m.tile, nullptr);
+                unpack<true>(v_rows, v_step, p.v_kind, p.v_size, first, width, count, m.live, m.v_levels, m.tile, nullptr);
             }
             __syncthreads();
             if (warp*32 >= width) {

@@ -53,13 +53,11 @@ template <uint BITS> __host__ __device__ constexpr byte_table level_bytes() {
              four_bytes(level_of<BITS>(4), level_of<BITS>(5), level_of<BITS>(6), level_of<BITS>(7)) };
 }
 
-// Of levels times 2^POWER.
-template <uint BITS, uint SHIFT, int POWER = 0> __host__ __device__ constexpr byte_table half_bytes() {
-    constexpr int more = POWER*1024;
-    return { four_bytes((half_of(level_of<BITS>(0)) + more) >> SHIFT, (half_of(level_of<BITS>(1)) + more) >> SHIFT,
-                        (half_of(level_of<BITS>(2)) + more) >> SHIFT, (half_of(level_of<BITS>(3)) + more) >> SHIFT),
-             four_bytes((half_of(level_of<BITS>(4)) + more) >> SHIFT, (half_of(level_of<BITS>(5)) + more) >> SHIFT,
-                        (half_of(level_of<BITS>(6)) + more) >> SHIFT, (half_of(level_of<BITS>(7)) + more) >> SHIFT) };
+template <uint BITS, uint SHIFT> __host__ __device__ constexpr byte_table half_bytes() {
+    return { four_bytes(half_of(level_of<BITS>(0)) >> SHIFT, half_of(level_of<BITS>(1)) >> SHIFT,
+                        half_of(level_of<BITS>(2)) >> SHIFT, half_of(level_of<BITS>(3)) >> SHIFT),
+             four_bytes(half_of(level_of<BITS>(4)) >> SHIFT, half_of(level_of<BITS>(5)) >> SHIFT,
+                        half_of(level_of<BITS>(6)) >> SHIFT, half_of(level_of<BITS>(7)) >> SHIFT) };
 }
 
 // Bit by bit: a where the mask has ones, else b.

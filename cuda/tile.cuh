@@ -152,18 +152,6 @@ static __device__ __forceinline__ void wait_staged() {
 #endif
 }
 
-static __device__ __forceinline__ void wait_all_staged() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-#endif
-}
-
-// Where a cell is among the columns of the products, if a lane is to have 16 neighbours of them: lane t of four has columns 2t
-// and 2t + 1 of each block of eight.
-static __device__ __forceinline__ uint place_of(uint cell) {
-    return cell % 16/2*8 + cell/16*2 + cell % 2;
-}
-
 // Do words begin there? Else at even addresses.
 static __device__ __forceinline__ bool is_whole(const uint8_t * at) {
     return (uintptr_t) at % 4 == 0;
@@ -186,7 +174,7 @@ static __device__ __forceinline__ uint twice(uint halves, uint which) {
 }
 
 // `unpack` of 4-bit rows in shared memory: a word of codes is four values of one scale and four of the next.
-template <bool VALUES, bool PLACED> static __device__ __forceinline__ void unpack_4_bit(
+template <bool VALUES> static __device__ __forceinline__ void unpack_4_bit(
         const uint8_t * raw, uint step, uint size, uint first, uint width, uint count, const uint * live, const uint * pairs, __half * tile, float * scales) {
     const uint words = width/8, word = threadIdx.x % words, c = word/8, j = word % 8*4;
     const bool whole = is_whole(raw + size/32);
@@ -205,75 +193,13 @@ template <bool VALUES, bool PLACED> static __device__ __forceinline__ void unpac
             x[2] = times(x[2], twice(halves, 1));
             x[3] = times(x[3], twice(halves, 1));
         } else if (j == 0) {
-            float * to = scales + 4*c*K_ROWS + (PLACED ? place_of(cell) : cell);
+            float * to = scales + 4*c*K_ROWS + cell;
             to[0] = to[K_ROWS] = kv_srft_scale(both)*kv_srft_unit(4);
             to[2*K_ROWS] = to[3*K_ROWS] = kv_srft_scale(both >> 8)*kv_srft_unit(4);
         }
-        __half * to = tile + (PLACED ? place_of(cell) : cell)*TILE_STEP + 64*c + j;
+        __half * to = tile + cell*TILE_STEP + 64*c + j;
         *(uint2 *) to        = make_uint2(x[0], x[1]);
         *(uint2 *) (to + 32) = make_uint2(x[2], x[3]);
-    }
-}
-
-// `unpack` of whole rows of 8 bits, at the places of their cells: a word is four values.
-template <bool VALUES> static __device__ __forceinline__ void unpack_8_bit(const uint8_t * raw, uint step, uint size, uint count, __half * tile, float * scales) {
-    const uint words = size/4, word = threadIdx.x % words;
-    const bool whole = is_whole(raw + size/16);
-#pragma unroll 4
-    for (uint cell = threadIdx.x/words; cell < CELLS; cell += blockDim.x/words) {
-        const uint8_t * row = raw + cell*step;
-        const bool there = cell < count;
-        const uint codes = (there ? word_at(row + size/16 + 4*word, whole) : 0) ^ 0x80808080;
-        const uint found = there ? *(const uint16_t *) (row + word/8*2) : 0, stored = (found & 0x7c00) != 0x7c00 ? found : 0;
-        uint x = halves_of_bytes(codes, 0), y = halves_of_bytes(codes, 1);
-        if (VALUES) {
-            constexpr uint UNIT = 0x20002000; // 1/128
-            x = times(times(x, UNIT), stored*0x10001);
-            y = times(times(y, UNIT), stored*0x10001);
-        } else if (word % 8 == 0) {
-            float * to = scales + word/8*2*K_ROWS + place_of(cell);
-            to[0] = to[K_ROWS] = __half2float(__ushort_as_half((unsigned short) stored))/KV_SRFT_UNIT;
-        }
-        *(uint2 *) (tile + place_of(cell)*TILE_STEP + 4*word) = make_uint2(x, y);
-    }
-}
-
-// The same of 3 or 2 bits: a word is 16 values, and lanes take cells that do not meet in a bank of the tile.
-template <uint BITS, bool VALUES> static __device__ __forceinline__ void unpack_few_bits(const uint8_t * raw, uint step, uint size, uint count, __half * tile, float * scales) {
-    const uint chunks = size/64, t = threadIdx.x % 4, c = threadIdx.x/16 % chunks;
-    const bool whole = is_whole(raw + size/32);
-    constexpr byte_table low = half_bytes<BITS, 0, VALUES ? -7 : 0>(), high = half_bytes<BITS, 8, VALUES ? -7 : 0>();
-#pragma unroll 2
-    for (uint n = threadIdx.x/16/chunks; n < 16; n += blockDim.x/16/chunks) {
-        const uint cell = threadIdx.x/4 % 4*16 + n, place = place_of(cell);
-        const uint8_t * row = raw + cell*step, * codes = row + size/32 + 8*BITS*c;
-        const bool there = cell < count;
-        const uint both = there ? *(const uint16_t *) (row + 2*c) : 0, word = there ? word_at(codes + 4*t, whole) : 0;
-        const uint halves = VALUES ? both_halves(both) : 0;
-        __half * to = tile + place*TILE_STEP + 64*c + 4*t;
-#pragma unroll
-        for (uint group = 0; group < 2; ++group) {
-            const uint upper = BITS == 3 && there ? word_at(codes + 16 + 4*group, whole) : 0;
-            const uint selectors = selectors_of<BITS>(word, group, upper, t);
-            uint x[4]; // values 0, 1 | 16, 17 | 2, 3 | 18, 19
-#pragma unroll
-            for (uint i = 0; i < 2; ++i) {
-                const uint l = prmt(low.first, low.second, selectors >> 16*i), h = prmt(high.first, high.second, selectors >> 16*i);
-                x[2*i]     = prmt(l, h, 0x6240);
-                x[2*i + 1] = prmt(l, h, 0x7351);
-            }
-            if (VALUES) {
-#pragma unroll
-                for (uint i = 0; i < 4; ++i) {
-                    x[i] = times(x[i], twice(halves, group));
-                }
-            } else if (t == 0) {
-                float * scale = scales + (4*c + 2*group)*K_ROWS + place;
-                scale[0] = scale[K_ROWS] = kv_srft_scale(both >> 8*group)*kv_srft_unit(BITS);
-            }
-            *(uint2 *) (to + 32*group)      = make_uint2(x[0], x[2]);
-            *(uint2 *) (to + 32*group + 16) = make_uint2(x[1], x[3]);
-        }
     }
 }
 
@@ -284,7 +210,7 @@ static __device__ __forceinline__ uint2 four_halves(const float (&x)[4]) {
 
 // Values first .. first + width of the cells of a tile, by all threads: as halves with a scale for 16 of them, or (VALUES) as
 // halves that have their scale in them, but for value_unit; of the first `count` cells, or of those that `live` has a bit for.
-template <bool VALUES, bool PLACED> static __device__ __noinline__ void unpack(
+template <bool VALUES> static __device__ __noinline__ void unpack(
         const uint8_t * rows, uint64_t step, uint kind, uint size, uint first, uint width, uint count, const uint * live,
         const float * levels, __half * tile, float * scales) {
     const uint quads = width/4, lanes = quads <= 16 ? 16 : 32, quad = threadIdx.x % lanes;
@@ -316,9 +242,9 @@ template <bool VALUES, bool PLACED> static __device__ __noinline__ void unpack(
                 x[n] = fminf(fmaxf(x[n]*scale, -65504.0f), 65504.0f);
             }
         } else if (quad % 4 == 0) {
-            scales[quad/4*K_ROWS + (PLACED ? place_of(cell) : cell)] = scale;
+            scales[quad/4*K_ROWS + cell] = scale;
         }
-        *(uint2 *) (tile + (PLACED ? place_of(cell) : cell)*TILE_STEP + 4*quad) = four_halves(x);
+        *(uint2 *) (tile + cell*TILE_STEP + 4*quad) = four_halves(x);
     }
 }
 

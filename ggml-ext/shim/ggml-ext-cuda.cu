@@ -2,12 +2,16 @@
 //
 // Nothing here computes; it describes tensors to the kernels and takes their scratch from the backend's pool, so that an op
 // neither synchronizes nor allocates and CUDA graphs can capture it.
+//
+// Attention of a few query rows reads the cache as it is. Prompts are attended to by ggml's own kernels for halves, which the
+// cache is expanded to in scratch, as ggml does with its quantized types.
 
 #include "ggml-ext-cuda.h"
 
 #include "ggml-ext-gpu.h"
 
 #include "ggml-cuda/common.cuh"
+#include "ggml-cuda/fattn.cuh"
 
 #include "../../cuda/kv_cuda.h"
 
@@ -66,6 +70,40 @@ static kv_cuda_attention describe_attention(const ggml_tensor * op) {
     return res;
 }
 
+// The op on halves in the domains of K and V: with tensors of its own, whose data is not there yet.
+struct expanded_op {
+    kv_cuda_expanded sizes;
+    ggml_tensor      q, k, v, op;
+    bool             supported;
+
+    expanded_op(int device, const ggml_tensor * from, const kv_cuda_attention & attention) : sizes(kv_cuda_expanded_of(attention)) {
+        const kv_attn_args & args = attention.args;
+        q = tensor(GGML_TYPE_F32, sizes.k_width, args.tokens, args.heads, args.streams);
+        k = tensor(GGML_TYPE_F16, sizes.k_width, args.cells, args.kv_heads, args.kv_streams);
+        v = tensor(GGML_TYPE_F16, sizes.v_width, args.cells, args.kv_heads, args.kv_streams);
+        op = tensor(GGML_TYPE_F32, sizes.v_width, args.heads, args.tokens, args.streams);
+        op.op = GGML_OP_FLASH_ATTN_EXT;
+        memcpy(op.op_params, from->op_params, sizeof(op.op_params));
+        op.src[0] = &q;
+        op.src[1] = &k;
+        op.src[2] = &v;
+        op.src[3] = from->src[3];
+        op.src[4] = from->src[4];
+        supported = args.streams == args.kv_streams && attention.v_size == args.out_size && ggml_cuda_flash_attn_ext_supported(device, &op);
+    }
+
+    static ggml_tensor tensor(ggml_type type, int64_t n0, int64_t n1, int64_t n2, int64_t n3) {
+        ggml_tensor res = {};
+        res.type = type;
+        const int64_t ne[GGML_MAX_DIMS] = { n0, n1, n2, n3 };
+        for (int i = 0; i < GGML_MAX_DIMS; ++i) {
+            res.ne[i] = ne[i];
+            res.nb[i] = i == 0 ? ggml_type_size(type) : res.nb[i - 1]*ne[i - 1];
+        }
+        return res;
+    }
+};
+
 static std::string refusal_on(int id, const ggml_tensor * op) {
     const kv_cuda_device device = device_of(id);
     if (device.cc < KV_CUDA_OLDEST || !GGML_CUDA_CC_IS_NVIDIA(device.cc)) {
@@ -75,8 +113,10 @@ static std::string refusal_on(int id, const ggml_tensor * op) {
     if (!why.empty() || op->op != GGML_OP_FLASH_ATTN_EXT) {
         return why;
     }
+    const kv_cuda_attention attention = describe_attention(op);
     kv_cuda_plan plan;
-    return kv_cuda_plan_attention(describe_attention(op), device, plan) ? "" : "rows too wide for the GPU's shared memory";
+    const bool served = kv_cuda_plan_attention(attention, device, plan) || expanded_op(id, op, attention).supported;
+    return served ? "" : "rows too wide for the GPU's shared memory";
 }
 
 // `floats` is the side that is not a cache; where both are, the one that is written.
@@ -100,10 +140,32 @@ static kv_cuda_rows describe_rows(const ggml_tensor * cache, const ggml_tensor *
     return res;
 }
 
+static cudaError_t attend_expanded(ggml_backend_cuda_context & ctx, const kv_cuda_attention & attention, expanded_op & expanded) {
+    ggml_cuda_pool_alloc<float> queries(ctx.pool(), expanded.sizes.queries), results(ctx.pool(), expanded.sizes.results);
+    ggml_cuda_pool_alloc<half> keys(ctx.pool(), expanded.sizes.keys), values(ctx.pool(), expanded.sizes.values);
+    expanded.q.data  = queries.get();
+    expanded.k.data  = keys.get();
+    expanded.v.data  = values.get();
+    expanded.op.data = results.get();
+    const cudaError_t err = kv_cuda_expand(attention, queries.get(), keys.get(), values.get(), ctx.stream());
+    if (err != cudaSuccess) {
+        return err;
+    }
+    ggml_cuda_flash_attn_ext(ctx, &expanded.op);
+    return kv_cuda_leave_domain(attention, results.get(), ctx.stream());
+}
+
 static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     const kv_cuda_attention attention = describe_attention(op);
     kv_cuda_plan plan;
-    if (!kv_cuda_plan_attention(attention, device_of(ctx.device), plan)) {
+    const bool planned = kv_cuda_plan_attention(attention, device_of(ctx.device), plan);
+    if (!plan.together && !kv_cuda_tiles_alone()) {
+        expanded_op expanded(ctx.device, op, attention);
+        if (expanded.supported) {
+            return attend_expanded(ctx, attention, expanded);
+        }
+    }
+    if (!planned) {
         return cudaErrorNotSupported;
     }
     ggml_cuda_pool_alloc<uint8_t> scratch(ctx.pool(), plan.scratch_bytes);

@@ -28,10 +28,13 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     let build = build_tree::Options { cuda: true, ..build_tree::Options::default() };
     let bin = tally.timed("build", || build_tree::build(&build, &[PROGRAM.into()]))?;
     program::run(&mut Command::new(bin.join(PROGRAM)), PROGRAM, options, tally)?;
-    // What GPUs without the fast path run.
-    let mut tiles = Command::new(bin.join(PROGRAM));
-    tiles.args(["--filter", "srft4"]).env("GGML_EXT_CUDA_PATH", "tile");
-    program::run(&mut tiles, "kv-test-cuda by tiles alone", options, tally)
+    // What GPUs run that have no bulk copies, and what is left where ggml has no kernel.
+    for path in ["rows", "tile"] {
+        let mut others = Command::new(bin.join(PROGRAM));
+        others.args(["--filter", "srft4"]).env("GGML_EXT_CUDA_PATH", path);
+        program::run(&mut others, &format!("kv-test-cuda, GGML_EXT_CUDA_PATH={path}"), options, tally)?;
+    }
+    Ok(())
 }
 
 /// All files beside each other: the largest takes as long as the others together.

@@ -1,0 +1,409 @@
+// Attention of a few query rows over tiles of 32 cells, all KV heads of them together: what a block reads is contiguous, and bulk
+// copies bring it to shared memory while the tiles before are worked on. For caches whose KV heads lie side by side, from
+// Hopper on.
+//
+// A block takes a chunk of cells. Its warps are teams, a warp for each KV head; teams take tiles in turn (of delta groups, two
+// tiles), each through slots of its own. The last warp of a team that is done with a slot asks for what comes into it next.
+//
+// The mask of the chunk lies in shared memory. Cells that nobody is to see are hidden in it: those that have a precise row, and
+// those behind the last. Precise rows have the mask of the cells that they stand for. Tiles that nobody sees are not read, but
+// for the first, which are asked for before the mask is known.
+#pragma once
+
+#include "decode_softmax.cuh"
+
+namespace kv {
+namespace {
+
+constexpr uint TILE_STEPS = TILE/STEP;
+constexpr uint TILE_WEIGHTS = TILE + 8;
+
+// Warps that a multiprocessor has registers for.
+template <uint D> constexpr uint bulk_warps() {
+    return D == 256 ? 8 : 16;
+}
+
+// How a block's shared memory is used. Offsets are in bytes.
+template <uint K, uint V, uint D, uint QB> struct bulk_layout {
+    static constexpr uint WARPS = bulk_warps<D>(), ROWS = 4*QB, UNIT = is_delta(K) ? 2 : 1, MOST_DEPTH = 4;
+    static constexpr uint K_ROW = level_row_bytes(K, D), V_ROW = level_row_bytes(V, D);
+    // what does not depend on the number of heads
+    static constexpr uint WEIGHTS    = decode_values<V, D>::TABLE_BYTES;
+    static constexpr uint ROW_SCALES = WEIGHTS + WARPS*8*TILE_WEIGHTS*2;
+    static constexpr uint SOFTS      = ROW_SCALES + WARPS*D/32*TILE*4;
+    static constexpr uint BARS       = SOFTS + WARPS*ROWS*8;
+    static constexpr uint DONE       = BARS + WARPS*MOST_DEPTH*16;
+    static constexpr uint COUNT      = DONE + WARPS*MOST_DEPTH*8;
+    static constexpr uint LIST       = COUNT + 16;
+    static constexpr uint SEEN       = LIST + TILE_MASK/TILE*2;
+    static constexpr uint MASK       = SEEN + TILE_MASK/TILE;
+    static constexpr uint QUERIES    = MASK + TILE_MASK*2;
+
+    uint k_tiles, v_tiles;
+
+    __host__ __device__ bulk_layout(uint heads, uint slots) {
+        k_tiles = (QUERIES + (is_delta(K) ? heads*ROWS*D*4 : 0) + 127)/128*128;
+        v_tiles = k_tiles + slots*heads*K_ROW*TILE;
+    }
+
+    static bulk_teams teams(uint heads, uint most_warps, size_t shared_bytes) {
+        const size_t used = bulk_layout(heads, 0).k_tiles + 16, room = shared_bytes > used ? shared_bytes - used : 0;
+        const size_t tile = heads*(K_ROW + V_ROW)*TILE;
+        for (uint teams = most_warps/heads; teams > 0; --teams) {
+            const size_t depth = room/(teams*tile)/UNIT*UNIT;
+            // Sums of the warps take the place of the tiles.
+            if (depth > 0 && heads*teams*ROWS*D*4 <= room) {
+                return { teams, depth > MOST_DEPTH ? MOST_DEPTH : (uint) depth };
+            }
+        }
+        return {};
+    }
+};
+
+__device__ __forceinline__ uint shared_address(const void * at) {
+    return (uint) __cvta_generic_to_shared(at);
+}
+
+__device__ __forceinline__ void begin_barrier(uint bar) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(bar) : "memory");
+#endif
+}
+
+// Waits until what was asked for in the phase of this parity is there.
+__device__ __forceinline__ void await(uint bar, uint parity) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n"
+        ".reg .pred there;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
+        "@there bra over;\n"
+        "bra again;\n"
+        "over:\n"
+        "}" :: "r"(bar), "r"(parity) : "memory");
+#endif
+}
+
+// Asks for bytes of the cache, from an address that is a multiple of 16. What is no multiple of 16 is copied here.
+__device__ __forceinline__ void ask_for(uint8_t * to, const uint8_t * from, uint bytes, uint bar) {
+#if __CUDA_ARCH__ >= 900
+    const uint most = bytes & ~15u;
+#pragma unroll 1
+    for (uint i = most; i < bytes; i += 2) {
+        *(unsigned short *) (to + i) = __ldg((const unsigned short *) (from + i));
+    }
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(most) : "memory");
+    if (most > 0) {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                     :: "r"(shared_address(to)), "l"(from), "r"(most), "r"(bar) : "memory");
+    }
+#endif
+}
+
+// The last of `count` that call it? What the others read before, they have read.
+__device__ __forceinline__ bool is_last(uint * counter, uint count) {
+    uint before = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;" : "=r"(before) : "r"(shared_address(counter)), "r"(count - 1) : "memory");
+#endif
+    return before == count - 1;
+}
+
+// Scales of the rows of a tile, each made once, by the lane of its cell: of K floats, [cell][scale]; of V halves, [scale][cell]
+// in the order of the weights.
+template <uint K, uint D> __device__ __forceinline__ void make_key_scales(float * to, const uint8_t * row, uint lane) {
+    constexpr uint COUNT = D/32, BYTES = level_scale_bytes(K, D);
+    uint words[(BYTES + 3)/4];
+    if constexpr (BYTES == 2) {
+        words[0] = *(const unsigned short *) row;
+    } else {
+        load_scales<tile_bytes, BYTES, level_row_align(K, D)>(words, row);
+    }
+    const auto scale = [&](uint i) { return scale_at<code_bits(K)>(words, i); };
+    if constexpr (COUNT == 2) {
+        *(::float2 *) (to + lane*COUNT) = make_float2(scale(0), scale(1));
+    } else {
+#pragma unroll
+        for (uint i = 0; i < COUNT; i += 4) {
+            *(::float4 *) (to + lane*COUNT + i) = make_float4(scale(i), scale(i + 1), scale(i + 2), scale(i + 3));
+        }
+    }
+}
+
+template <uint V, uint D> __device__ __forceinline__ void make_value_scales(__half * to, const uint8_t * row, uint lane) {
+    constexpr uint COUNT = D/32, BYTES = level_scale_bytes(V, D);
+    uint words[(BYTES + 3)/4];
+    if constexpr (BYTES == 2) {
+        words[0] = *(const unsigned short *) row;
+    } else {
+        load_scales<tile_bytes, BYTES, level_row_align(V, D)>(words, row);
+    }
+    unsigned short * at = (unsigned short *) to + lane/8*8 + weight_at(lane % 8);
+#pragma unroll
+    for (uint i = 0; i < COUNT; i += 2) {
+        uint two;
+        if constexpr (code_bits(V) == 8) {
+            two = finite(words[i/2]);
+        } else {
+            two = halves_of_scales<decode_values<V, D>::POWER>(prmt(words[i/4], 0, i % 4 ? 0x4342 : 0x4140) & 0x00ff00ff);
+        }
+        at[i*TILE] = (unsigned short) two;
+        at[(i + 1)*TILE] = (unsigned short) (two >> 16);
+    }
+}
+
+template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_bulk_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
+#if __CUDA_ARCH__ >= 900
+    typedef bulk_layout<K, V, D, QB> layout;
+    typedef decode_keys<K, D, QB> keys_of;
+    typedef decode_values<V, D> values_of;
+    constexpr bool DELTA = is_delta(K), PRECISE = OF == decode_rows::precise, RECENT = OF == decode_rows::main;
+    constexpr uint ROWS = layout::ROWS, UNIT = layout::UNIT;
+    const kv_attn_args & args = p.args;
+    const uint heads = args.kv_heads, threads = blockDim.x;
+    const uint teams = (PRECISE ? p.bulk_precise : p.bulk_main).teams, depth = (PRECISE ? p.bulk_precise : p.bulk_main).depth;
+    const layout at(heads, teams*depth);
+    const uint k_cell = heads*layout::K_ROW, v_cell = heads*layout::V_ROW;
+    uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
+    keep(warp);
+    keep(lane);
+    keep(g);
+    keep(t);
+    const uint head = warp % heads, team = warp/heads;
+    const uint heads_per_kv = args.heads/heads, all_rows = heads_per_kv*args.tokens;
+    const uint first_row = blockIdx.x*ROWS, used = min(ROWS, all_rows - first_row), stream = blockIdx.z;
+    const uint first_token = first_row/heads_per_kv, mask_rows = (first_row + used - 1)/heads_per_kv - first_token + 1;
+    const uint kv_stream = stream/(args.streams/args.kv_streams);
+    const uint cells = PRECISE ? part.count : args.cells, chunk_cells = PRECISE ? p.part_chunk_cells : args.chunk_cells;
+    const uint begin = (PRECISE ? blockIdx.y - part.first_chunk : blockIdx.y)*chunk_cells, end = min(cells, begin + chunk_cells);
+    const uint tiles = (end - begin + UNIT*TILE - 1)/(UNIT*TILE)*UNIT;
+    const uint8_t * keys   = (PRECISE ? part.k : p.k) + kv_stream*(PRECISE ? part.k_nb[2] : args.k_nb[2]) + (size_t) begin*k_cell;
+    const uint8_t * values = (PRECISE ? part.v : p.v) + kv_stream*(PRECISE ? part.v_nb[2] : args.v_nb[2]) + (size_t) begin*v_cell;
+
+    const uint bars = shared_address(raw + layout::BARS); // of a slot: keys, values
+    uint * const done = (uint *) (raw + layout::DONE);
+    unsigned short * const list = (unsigned short *) (raw + layout::LIST), * const mask = (unsigned short *) (raw + layout::MASK);
+    const auto ask_keys = [&](uint slot, uint tile) {
+        const uint first = tile*TILE, count = end - begin > first ? min(end - begin - first, TILE) : 0;
+        ask_for(raw + at.k_tiles + slot*k_cell*TILE, keys + first*k_cell, count*k_cell, bars + 16*slot);
+    };
+    const auto ask_values = [&](uint slot, uint tile) {
+        const uint first = tile*TILE, count = end - begin > first ? min(end - begin - first, TILE) : 0;
+        ask_for(raw + at.v_tiles + slot*v_cell*TILE, values + first*v_cell, count*v_cell, bars + 16*slot + 8);
+    };
+    // The n-th tile of a team, among those that are read.
+    const auto tile_at = [&](uint team, uint n) { return (n/UNIT*teams + team)*UNIT + n % UNIT; };
+    const uint at_once = min(tiles, teams*depth);
+    if (threadIdx.x == 0) {
+        for (uint i = 0; i < 2*teams*depth; ++i) {
+            begin_barrier(bars + 8*i);
+            done[i] = 0;
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#pragma unroll 1
+        for (uint n = 0; n < depth; ++n) {
+#pragma unroll 1
+            for (uint i = 0; i < teams; ++i) {
+                if (tile_at(i, n) < at_once) {
+                    ask_keys(i*depth + n, tile_at(i, n));
+                    ask_values(i*depth + n, tile_at(i, n));
+                }
+            }
+        }
+    }
+
+    // Which tiles are read: those on their way, and of the others those that a row sees.
+    uint8_t * const seen = raw + layout::SEEN;
+    for (uint i = threadIdx.x; i < tiles; i += threads) {
+        seen[i] = i < at_once;
+    }
+    const auto column = [&](uint i) { return cell_of(p.columns, p.columns_nb, i, kv_stream, args.cells); };
+    const uint first_recent = RECENT && threadIdx.x < p.column_count ? column(threadIdx.x) : ~0u;
+    for (uint i = threadIdx.x; i < layout::WARPS*8*TILE_WEIGHTS/2; i += threads) {
+        ((uint *) (raw + layout::WEIGHTS))[i] = 0;
+    }
+    if constexpr (values_of::TABLE_BYTES != 0) {
+        fill_table((uint *) raw, threadIdx.x, threads);
+    }
+    __syncthreads();
+    for (uint row = 0; row < mask_rows; ++row) {
+        const uint from = mask_offset(p, first_token + row, 0, stream);
+        // A warp takes the cells of a tile.
+        for (uint i = threadIdx.x; i < chunk_cells; i += threads) {
+            const uint cell = begin + i >= end ? ~0u : PRECISE ? column(part.first_column + begin + i) : begin + i;
+            const unsigned short bits = cell == ~0u ? (unsigned short) 0xfc00 : mask_bits(p, from, cell);
+            mask[row*chunk_cells + i] = bits;
+            if (bits < 0xfbff) { // -65504 and less are hidden
+                seen[i/TILE] = 1;
+            }
+        }
+    }
+    __syncthreads();
+    if (RECENT) {
+        for (uint i = threadIdx.x; i < p.column_count; i += threads) {
+            const uint cell = (i == threadIdx.x ? first_recent : column(i)) - begin; // large where the cell comes before
+            for (uint r = 0; r < mask_rows && cell < end - begin; ++r) {
+                mask[r*chunk_cells + cell] = 0xfc00;
+            }
+        }
+    }
+    if (warp == 0) {
+        uint count = 0;
+        for (uint unit = 0; unit < tiles/UNIT; unit += 32) {
+            const uint first = (unit + lane)*UNIT;
+            const bool read = first < tiles && (seen[first] != 0 || seen[first + UNIT - 1] != 0);
+            const uint all = __ballot_sync(KV_ALL_LANES, read);
+            for (uint i = 0; i < UNIT && read; ++i) {
+                list[(count + __popc(all & ((1u << lane) - 1)))*UNIT + i] = (unsigned short) (first + i);
+            }
+            count += __popc(all);
+        }
+        if (lane == 0) {
+            *(uint *) (raw + layout::COUNT) = count*UNIT;
+        }
+    }
+
+    asm volatile("griddepcontrol.wait;" ::: "memory"); // queries are there
+    const size_t query_block = ((size_t) stream*gridDim.x + blockIdx.x)*heads;
+    const signed char * const planes = p.query_planes + query_block*2*ROWS*D;
+    const float * const query_scale = p.query_scale + query_block*ROWS;
+    float * const q = (float *) (raw + layout::QUERIES);
+    if (DELTA) {
+        for (uint i = threadIdx.x; i < heads*ROWS*D; i += threads) {
+            const signed char * first = planes + (i/(ROWS*D)*2*ROWS + i/D % ROWS)*D + i % D;
+            q[i] = (float) (first[0]*SECOND_PLANE + first[ROWS*D])*(query_scale[i/D]/level_unit(K));
+        }
+    }
+    typename keys_of::queries b;
+    keys_of::fill(b, (const signed char (*)[ROWS][D]) (planes + head*2*ROWS*D), g, t);
+    decode_sums<K, V, D, QB> sums;
+    sums.begin(p, query_scale + head*ROWS, first_row, used, head, heads_per_kv, t);
+    uint mask_at[QB][2];
+#pragma unroll
+    for (uint i = 0; i < 2*QB; ++i) {
+        mask_at[i/2][i % 2] = ((first_row + min(sums.row_of(i, t), used - 1))/heads_per_kv - first_token)*chunk_cells + g;
+    }
+    __syncthreads();
+    const uint count = *(const uint *) (raw + layout::COUNT);
+
+    const bool one_mask = mask_rows == 1;
+    const uint table = shared_address(raw + 4*lane);
+    __half * const weights = (__half *) (raw + layout::WEIGHTS) + warp*8*TILE_WEIGHTS;
+    const uint * const weights_from = (const uint *) (weights + g*TILE_WEIGHTS + 2*t);
+    float * const row_scales = (float *) (raw + layout::ROW_SCALES) + warp*(D/32)*TILE;
+    const uint8_t * const k_slots = raw + at.k_tiles + head*layout::K_ROW, * const v_slots = raw + at.v_tiles + head*layout::V_ROW;
+    const auto ask_group = [&](decode_group<K, D, QB> & group, uint n) {
+        if (tile_at(team, n) < count) {
+            const uint first = list[tile_at(team, n)]*TILE;
+            group.ask(keys + head*layout::K_ROW + (size_t) first*k_cell, k_cell, min(BLOCK, args.k_cells - begin - first), lane);
+        }
+    };
+    decode_group<K, D, QB> group;
+    if (DELTA && team < teams) {
+        ask_group(group, 0);
+    }
+    for (uint n = 0, ring = 0, parity = 0; team < teams && tile_at(team, n) < count; ++n) {
+        const uint slot = team*depth + ring, first = list[tile_at(team, n)]*TILE;
+        const auto next = [&](uint * counter) {
+            return is_last(counter, heads) && tile_at(team, n + depth) < count;
+        };
+        float s[TILE_STEPS][QB][4];
+        if (DELTA && n % 2 == 0) {
+            group.begin(q + head*ROWS*D, lane, t);
+            ask_group(group, n + 2);
+        }
+        await(bars + 16*slot, parity);
+        const uint8_t * const k_rows = k_slots + slot*k_cell*TILE, * const v_rows = v_slots + slot*v_cell*TILE;
+        make_key_scales<K, D>(row_scales, k_rows + lane*k_cell, lane);
+        __syncwarp();
+#pragma unroll
+        for (uint i = 0; i < TILE_STEPS; ++i) {
+            keys_of k;
+            k.template load<tile_bytes>(k_rows, k_rows + keys_of::codes_at(t), k_cell, i*STEP, TILE - 1, g);
+            sums.products(k, b, t, [&](uint n, uint c, uint second) { return row_scales[(i*STEP + 8*n + g)*(D/32) + 2*c + second]; }, s[i]);
+        }
+        __syncwarp();
+        if (lane == 0 && next(&done[2*slot])) {
+            ask_keys(slot, list[tile_at(team, n + depth)]);
+        }
+        unsigned short masked[TILE_STEPS][QB][4];
+        uint gone[TILE_STEPS];
+#pragma unroll
+        for (uint j = 0; j < TILE_STEPS; ++j) {
+            gone[j] = 0;
+            if (DELTA) {
+                group.follow(n % 2*TILE + j*STEP, lane, s[j]);
+            }
+#pragma unroll
+            for (uint i = 0; i < 4*QB; ++i) {
+                const bool same = one_mask && (i >= 4 || i % 2 != 0);
+                masked[j][i/4][i % 4] = same ? masked[j][0][i % 4/2*2] : mask[mask_at[i/4][i % 2] + first + j*STEP + i % 4/2*8];
+            }
+        }
+        sums.weigh(args, s, masked, gone, g, t, weights, TILE_WEIGHTS);
+        __syncwarp();
+        await(bars + 16*slot + 8, parity);
+        make_value_scales<V, D>((__half *) row_scales, v_rows + lane*v_cell, lane);
+        __syncwarp();
+#pragma unroll
+        for (uint i = 0; i < TILE_STEPS; ++i) {
+            values_of v;
+            v.template load<tile_bytes>(v_rows, v_rows + values_of::codes_at(g), v_cell, i*STEP, TILE - 1, t);
+            v.join(g);
+            const auto scales_of = [&](uint first, uint j) { return ((const uint *) row_scales)[j*TILE/2 + i*STEP/2 + first*2 + t]; };
+            v.add(weights_from[i*STEP/2], weights_from[i*STEP/2 + 4], table, g, scales_of, sums.acc);
+        }
+        __syncwarp();
+        if (lane == 0 && next(&done[2*slot + 1])) {
+            ask_values(slot, list[tile_at(team, n + depth)]);
+        }
+        parity ^= ring + 1 == depth ? 1 : 0;
+        ring = ring + 1 == depth ? 0 : ring + 1;
+    }
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+
+    float (* const softs)[2] = (float (*)[2]) (raw + layout::SOFTS);
+    float * const o = (float *) (raw + at.k_tiles); // [warp][row][value], where tiles were
+    if (team < teams) {
+        sums.store_softs(softs + warp*ROWS, g, t);
+    }
+    __syncthreads();
+    if (team < teams) {
+        sums.store_sums(o + warp*ROWS*D, g, t);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (uint i = 4*threadIdx.x; i < heads*ROWS*D; i += 4*threads) {
+        const uint of_head = i/(ROWS*D), r = i/D % ROWS, row = first_row + r;
+        if (r < used) {
+            const size_t result = (size_t) (stream*args.tokens + row/heads_per_kv)*args.heads + of_head*heads_per_kv + row % heads_per_kv;
+            store_result(p, result*args.chunks + args.first_chunk + blockIdx.y, i % D, softs + of_head*ROWS + r, heads*ROWS, o + i, heads*ROWS*D, teams, values_of::UNIT);
+        }
+    }
+#endif
+}
+
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<D>(), 1) kv_decode_bulk(const attn_params p) {
+    extern __shared__ __align__(128) uint8_t raw[];
+    decode_bulk_block<K, V, D, QB, decode_rows::alone>(p, raw, p.part[0]);
+}
+
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<D>(), 1) kv_decode_bulk_recent(const attn_params p) {
+    extern __shared__ __align__(128) uint8_t raw[];
+    if (blockIdx.y < p.args.main_chunks) {
+        decode_bulk_block<K, V, D, QB, decode_rows::main>(p, raw, p.part[0]);
+    } else {
+        const attn_part part = blockIdx.y < p.part[1].first_chunk ? p.part[0] : p.part[1];
+        decode_bulk_block<KV_KIND_SRFT8, KV_KIND_SRFT8, D, QB, decode_rows::precise>(p, raw, part);
+    }
+}
+
+// How many teams a block has for this many KV heads, and how many tiles each has at a time: of the cache, and of precise rows.
+template <uint K, uint V, uint D, uint QB> static void choose_bulk(uint heads, size_t shared_bytes, bulk_teams & main, bulk_teams & precise) {
+    main    = bulk_layout<K, V, D, QB>::teams(heads, bulk_warps<D>(), shared_bytes);
+    precise = bulk_layout<KV_KIND_SRFT8, KV_KIND_SRFT8, D, QB>::teams(heads, heads*main.teams, shared_bytes);
+}
+
+}  // namespace
+}  // namespace kv

@@ -1,0 +1,262 @@
+// Attention of a few query rows over rows of levels: K of srft or delta, V of srft, head sizes 64, 128 and 256.
+//
+// A block of four warps takes one KV head, up to eight query rows and a chunk of cells; its warps take blocks of 64 cells in
+// turn, each alone, 16 cells at a time. Rows go from memory to registers: keys while the values before
+// them are added, values while keys are multiplied. What nobody sees is not read.
+//
+//     K   16 cells x 32 values by integer tensor cores, queries as two planes of 8 bits (decode_keys.cuh).
+//     V   values x 16 cells by f16 tensor cores. Weights carry the scales (decode_values.cuh).
+//
+// Precise rows of recent cells are further chunks of the same launch, of srft8: a launch of their own would take longer than
+// they do. Their mask is that of the cells they stand for, and blocks of the cache leave those cells out.
+#pragma once
+
+#include "decode_softmax.cuh"
+
+namespace kv {
+namespace {
+
+using namespace metal;
+
+// Blocks that a multiprocessor has registers for.
+template <uint K, uint V, uint D, uint QB> constexpr uint blocks_per_sm() {
+    return D == 256 ? 2 : D == 128 && (QB == 2 || (is_delta(K) && code_bits(V) == 3)) ? 3 : 4;
+}
+
+template <uint V, uint D> struct decode_memory {
+    static constexpr uint TABLE = decode_values<V, D>::TABLE_BYTES, SUMS = WARPS*ROWS*D*4;
+
+    uint   table[(TABLE > SUMS ? TABLE : SUMS)/4]; // what V looks up; behind the loop, sums of the warps
+    float  q[ROWS][D];                             // rotated queries
+    signed char planes[2][ROWS][D];
+    float  query_scale[ROWS];
+    __half weights[WARPS][ROWS][STEP + 8];
+    float  softs[WARPS][ROWS][2];
+    uint   recent[RECENT_WORDS];
+};
+
+// Of up to 32 blocks of a warp, from `first` on, those that a row sees. Several are looked at together: each is a wait for
+// memory.
+__device__ __forceinline__ uint visible_blocks(
+        const attn_params & p, bool one_mask, uint first_row, uint used, uint kv_head, uint stream, uint first, uint end, uint count, uint lane) {
+    count = min(count, 32u);
+    if (!p.mask) {
+        return count == 32 ? ~0u : (1u << count) - 1;
+    }
+    const uint heads_per_kv = p.args.heads/p.args.kv_heads;
+    constexpr uint AT_ONCE = 8;
+    uint visible = 0;
+    for (uint r = 0; r < (one_mask ? 1 : used); ++r) {
+        const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+        const uint at = mask_offset(p, token, head, stream);
+        for (uint n = 0; n < count; n += AT_ONCE) {
+            bool seen[AT_ONCE];
+#pragma unroll
+            for (uint i = 0; i < AT_ONCE; ++i) {
+                const uint cell = first + (n + i)*WARPS*BLOCK + lane;
+                seen[i] = bias_at(p, at, cell, end) > HIDDEN || bias_at(p, at, cell + 32, end) > HIDDEN;
+            }
+#pragma unroll
+            for (uint i = 0; i < AT_ONCE; ++i) {
+                visible |= simd_any(seen[i]) ? 1u << (n + i) : 0;
+            }
+        }
+    }
+    return visible;
+}
+
+template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
+    constexpr uint C = D/64;
+    constexpr bool DELTA = is_delta(K), PRECISE = OF == decode_rows::precise, RECENT = OF == decode_rows::main;
+    typedef decode_keys<K, D, QB> keys_of;
+    typedef decode_values<V, D> values_of;
+    auto & m = *(decode_memory<V, D> *) raw;
+    const kv_attn_args & args = p.args;
+    const uint64_t (&k_nb)[3] = PRECISE ? part.k_nb : args.k_nb, (&v_nb)[3] = PRECISE ? part.v_nb : args.v_nb;
+    const uint cells = PRECISE ? part.count : args.cells, chunk_cells = PRECISE ? p.part_chunk_cells : args.chunk_cells;
+    uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
+    keep(warp);
+    keep(lane);
+    keep(g);
+    keep(t);
+    const uint heads_per_kv = args.heads/args.kv_heads, all_rows = heads_per_kv*args.tokens;
+    const uint row_blocks = (all_rows + ROWS - 1)/ROWS;
+    const uint kv_head = blockIdx.x % args.kv_heads, first_row = blockIdx.x/args.kv_heads % row_blocks*ROWS, stream = blockIdx.z;
+    const uint chunk = PRECISE ? blockIdx.y - part.first_chunk : blockIdx.y;
+    const uint used = min(ROWS, all_rows - first_row), kv_stream = stream/(args.streams/args.kv_streams);
+    const uint8_t * keys   = (PRECISE ? part.k : p.k) + kv_head*k_nb[1] + kv_stream*k_nb[2];
+    const uint8_t * values = (PRECISE ? part.v : p.v) + kv_head*v_nb[1] + kv_stream*v_nb[2];
+    const uint8_t * k_codes = keys + keys_of::codes_at(t), * v_codes = values + values_of::codes_at(g);
+    keep(keys);
+    keep(values);
+    keep(k_codes);
+    keep(v_codes);
+    const uint k_step = (uint) k_nb[0], v_step = (uint) v_nb[0];
+    const uint begin = chunk*chunk_cells, end = min(cells, begin + chunk_cells), last = cells - 1;
+    const uint blocks = end > begin ? (end - begin + BLOCK - 1)/BLOCK : 0;
+
+    // Asked for before the queries are made; bits are set behind them.
+    const auto column = [&](uint i) { return cell_of(p.columns, p.columns_nb, i, kv_stream, args.cells); };
+    uint first_recent = ~0u;
+    if (PRECISE) {
+        for (uint i = threadIdx.x; i < RECENT_WORDS; i += THREADS) {
+            m.recent[i] = begin + i < end ? column(part.first_column + begin + i) : ~0u;
+        }
+    } else if (RECENT) {
+        first_recent = threadIdx.x < p.column_count ? column(threadIdx.x) : ~0u;
+        for (uint i = threadIdx.x; i < RECENT_WORDS; i += THREADS) {
+            const uint there = min(max(end, begin + 32*i) - begin - 32*i, 32u);
+            m.recent[i] = there == 32 ? 0 : ~0u << there; // what is beyond the end is hidden, too
+        }
+    }
+
+    if constexpr (values_of::TABLE_BYTES != 0) {
+        fill_table(m.table, threadIdx.x, THREADS);
+    }
+    for (uint i = threadIdx.x; i < sizeof(m.weights)/4; i += THREADS) {
+        ((uint *) m.weights)[i] = 0;
+    }
+    for (uint r = warp; r < ROWS; r += WARPS) {
+        const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+        const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
+        prepare_query<D>(p, r < used ? from : nullptr, level_unit(K), lane, m.q[r], m.planes[0][r], m.planes[1][r], &m.query_scale[r]);
+    }
+    __syncthreads();
+    if (RECENT) {
+        for (uint i = threadIdx.x; i < p.column_count; i += THREADS) {
+            const uint at = (i == threadIdx.x ? first_recent : column(i)) - begin; // large where the cell comes before
+            if (at < end - begin) {
+                atomicOr(&m.recent[at/32], 1u << at % 32);
+            }
+        }
+        __syncthreads();
+    }
+
+    typename keys_of::queries b;
+    keys_of::fill(b, m.planes, g, t);
+    decode_sums<K, V, D, QB> sums;
+    sums.begin(p, m.query_scale, first_row, used, kv_head, heads_per_kv, t);
+    uint mask_at[QB][2];
+#pragma unroll
+    for (uint i = 0; i < 2*QB; ++i) {
+        const uint row = first_row + min(sums.row_of(i, t), used - 1);
+        mask_at[i/2][i % 2] = mask_offset(p, row/heads_per_kv, kv_head*heads_per_kv + row % heads_per_kv, stream);
+    }
+    const bool one_mask = args.tokens == 1 && args.mask_rows[0] == 1;
+    const uint table = (uint) __cvta_generic_to_shared(&m.table[lane]);
+    const uint * const weights_from = (const uint *) &m.weights[warp][g][2*t];
+
+    decode_group<K, D, QB> group;
+    // 32 blocks of this warp at a time: which of them somebody sees.
+    for (uint span = warp; span < blocks; span += 32*WARPS) {
+        uint visible = 1;
+        if (PRECISE) {
+            const uint both = m.recent[span*BLOCK + lane] & m.recent[span*BLOCK + 32 + lane];
+            visible = simd_any(both != ~0u) ? 1 : 0;
+        } else {
+            visible = visible_blocks(p, one_mask, first_row, used, kv_head, stream, begin + span*BLOCK, end, (blocks - span + WARPS - 1)/WARPS, lane);
+            if (RECENT) {
+                const uint at = (span + lane*WARPS)*BLOCK/32;
+                const bool gone = at + 1 < RECENT_WORDS && (m.recent[at] & m.recent[at + 1]) == ~0u;
+                visible &= ~__ballot_sync(KV_ALL_LANES, gone);
+            }
+        }
+        if (visible == 0) {
+            continue;
+        }
+        uint cell = begin + (span + (__ffs(visible) - 1)*WARPS)*BLOCK;
+        visible &= visible - 1;
+        keys_of k;
+        values_of v;
+        k.template load<cache_bytes>(keys, k_codes, k_step, cell, last, g);
+        for (bool more = true; more;) {
+            v.template load<cache_bytes>(values, v_codes, v_step, cell, last, t);
+            // Masks are asked for here and looked at behind the products.
+            unsigned short masked[1][QB][4];
+            const uint here = cell;
+            // Of cells g and g + 8: where the mask has them, and a bit each where they are not to be seen.
+            uint cell_at[2], gone[1];
+            gone[0] = RECENT ? m.recent[(here - begin)/32] >> ((here - begin) % 32 + g) : 0;
+#pragma unroll
+            for (uint n = 0; n < 2; ++n) {
+                cell_at[n] = min(here + g + 8*n, last);
+                if (OF == decode_rows::alone) {
+                    gone[0] |= here + g + 8*n >= end ? 1u << 8*n : 0;
+                }
+                if (PRECISE) {
+                    cell_at[n] = m.recent[here - begin + g + 8*n];
+                    gone[0] |= cell_at[n] == ~0u ? 1u << 8*n : 0;
+                    cell_at[n] = min(cell_at[n], args.cells - 1);
+                }
+            }
+#pragma unroll
+            for (uint i = 0; i < 4*QB; ++i) {
+                if (i % 2 == 0 && (i < 4 || !one_mask)) {
+                    masked[0][i/4][i % 4] = mask_bits(p, mask_at[i/4][0], cell_at[i % 4/2]);
+                } else if (one_mask) {
+                    masked[0][i/4][i % 4] = masked[0][0][i % 4/2*2];
+                } else {
+                    masked[0][i/4][i % 4] = mask_bits(p, mask_at[i/4][1], cell_at[i % 4/2]);
+                }
+            }
+
+            float s[1][QB][4];
+            sums.products(k, b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, s[0]);
+            if (DELTA) {
+                if ((cell - begin) % BLOCK == 0) {
+                    group.ask(keys + cell*k_step, k_step, min(BLOCK, args.k_cells - cell), lane);
+                    group.begin(&m.q[0][0], lane, t);
+                }
+                group.follow((cell - begin) % BLOCK, lane, s[0]);
+            }
+            // Keys of the next 16 cells are on their way while these values are added; values while keys are multiplied.
+            cell += STEP;
+            if ((cell - begin) % BLOCK == 0 || cell >= end) {
+                more = visible != 0;
+                cell = begin + (span + (more ? __ffs(visible) - 1 : 0)*WARPS)*BLOCK;
+                visible &= visible - 1;
+            }
+            if (more) {
+                k.template load<cache_bytes>(keys, k_codes, k_step, cell, last, g);
+            }
+
+            sums.weigh(args, s, masked, gone, g, t, &m.weights[warp][0][0], STEP + 8);
+            __syncwarp();
+            v.join(g);
+            v.add(weights_from[0], weights_from[4], table, g, [&](uint first, uint i) { return v.scales_of(first, i); }, sums.acc);
+            // The next weights take the place of these.
+            __syncwarp();
+        }
+    }
+    sums.store_softs(m.softs[warp], g, t);
+    // The table is done with: sums of the warps, [warp][row][value].
+    __syncthreads();
+    float * o = (float *) m.table;
+    sums.store_sums(o + warp*ROWS*D, g, t);
+    __syncthreads();
+    const uint results = stream*args.tokens*args.heads + kv_head*heads_per_kv;
+    for (uint i = 4*threadIdx.x; i < used*D; i += 4*THREADS) {
+        const uint r = i/D, row = first_row + r;
+        const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + args.first_chunk + blockIdx.y;
+        store_result(p, at, i % D, &m.softs[0][r], ROWS, o + i, ROWS*D, WARPS, values_of::UNIT);
+    }
+}
+
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm<K, V, D, QB>()) kv_decode(const attn_params p) {
+    extern __shared__ __align__(128) uint8_t raw[];
+    decode_block<K, V, D, QB, decode_rows::alone>(p, raw, p.part[0]);
+}
+
+// A kernel of its own: what it has more of would make the other slower.
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm<K, V, D, QB>()) kv_decode_recent(const attn_params p) {
+    extern __shared__ __align__(128) uint8_t raw[];
+    if (blockIdx.y < p.args.main_chunks) {
+        decode_block<K, V, D, QB, decode_rows::main>(p, raw, p.part[0]);
+    } else {
+        const attn_part part = blockIdx.y < p.part[1].first_chunk ? p.part[0] : p.part[1];
+        decode_block<KV_KIND_SRFT8, KV_KIND_SRFT8, D, QB, decode_rows::precise>(p, raw, part);
+    }
+}
+
+}  // namespace
+}  // namespace kv

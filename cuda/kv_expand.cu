@@ -1,0 +1,253 @@
+// Caches as halves, in the domain of their rows, for attention by ggml's own f16 kernels: prompts, and pairs of types that
+// kv_decode.cu does not know. What they take is memory for the halves of one layer.
+//
+//     q' = R q                     floats                          kv_expand_queries
+//     k', v'                       [stream][KV head][cell][value]  kv_expand_rows, kv_expand_groups
+//     precise rows of recent cells in place of theirs              kv_expand_columns
+//     o  = R^-1 o'                                                 kv_merge, of one chunk
+
+#include "attention.cuh"
+#include "tile.cuh"
+
+namespace kv {
+namespace {
+
+constexpr uint WARPS = 4, THREADS = 32*WARPS;
+
+// A cache, or precise rows of one.
+struct expand_params {
+    const uint8_t * rows;
+    uint64_t        nb[3]; // from cell to cell, head to head, stream to stream
+    uint            kind, size, cells, heads;
+    uint            all_cells; // grouped: of a stream of the cache
+    __half *        to;
+    uint            to_cells;  // of a head
+    // precise rows
+    uint            to_kind;
+    const uint8_t * columns;
+    uint64_t        columns_nb[2];
+    uint            first_column;
+};
+
+__device__ __forceinline__ __half * place_of(const expand_params & p, uint cell, uint head, uint stream, uint width) {
+    return p.to + (((size_t) stream*p.heads + head)*p.to_cells + cell)*width;
+}
+
+__device__ __forceinline__ __half half_of_value(float x) {
+    return __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+}
+
+__device__ __forceinline__ void store_four(__half * to, float a, float b, float c, float d) {
+    const __half2 first = __halves2half2(half_of_value(a), half_of_value(b)), second = __halves2half2(half_of_value(c), half_of_value(d));
+    *(uint2 *) to = make_uint2(*(const uint *) &first, *(const uint *) &second);
+}
+
+// A block takes 64 cells of a head, a thread four values at a time.
+__global__ void __launch_bounds__(THREADS) kv_expand_rows(const expand_params p) {
+    __shared__ float levels[KV_LEVELS];
+    const uint width = kv_width(p.kind, p.size), lanes = width/4, head = blockIdx.y, stream = blockIdx.z, first = blockIdx.x*CELLS;
+    const uint8_t * rows = p.rows + head*p.nb[1] + stream*p.nb[2];
+    fill_levels(p.kind, threadIdx.x, levels);
+    __syncthreads();
+    const uint count = ::min(CELLS, p.cells - first)*lanes;
+    for (uint n = threadIdx.x; n < count; n += THREADS) {
+        const uint cell = first + n/lanes, i = n % lanes*4;
+        float x[4], scale;
+        four_of(rows + cell*p.nb[0], p.kind, p.size, i, levels, x, scale);
+        store_four(place_of(p, cell, head, stream, width) + i, x[0]*scale, x[1]*scale, x[2]*scale, x[3]*scale);
+    }
+}
+
+// A warp takes a group of a head. Rows are asked for eight at a time, since each is a wait for memory.
+__global__ void __launch_bounds__(THREADS) kv_expand_groups(const expand_params p) {
+    constexpr uint AT_ONCE = 8;
+    __shared__ float levels[KV_LEVELS];
+    const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, head = blockIdx.y, stream = blockIdx.z;
+    const uint first = (blockIdx.x*WARPS + warp)*KV_DELTA_CELLS, size = p.size;
+    fill_levels(p.kind, threadIdx.x, levels);
+    __syncthreads();
+    if (first >= p.cells) {
+        return;
+    }
+    const uint8_t * group = p.rows + first*p.nb[0] + head*p.nb[1] + stream*p.nb[2];
+    const uint rows = ::min((uint) KV_DELTA_CELLS, p.all_cells - first), count = ::min((uint) KV_DELTA_CELLS, p.cells - first);
+    uint64_t written = 0, chained = 0, alone = 0; // a bit for each row
+    for (uint n = 0; n < 2; ++n) {
+        const uint kind = lane + 32*n < rows ? kv_delta_kind(group + (lane + 32*n)*p.nb[0], p.kind, size) : KV_DELTA_EMPTY;
+        written |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind != KV_DELTA_EMPTY) << 32*n;
+        chained |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_CHAINED) << 32*n;
+        alone   |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_ALONE) << 32*n;
+    }
+    for (uint i = 4*lane; i < size; i += 128) {
+        float m[4], u[4];
+        for (uint n = 0; n < 4; ++n) {
+            m[n] = kv_delta_frame(group, p.nb[0], p.kind, size, rows, i + n);
+            u[n] = 0.0f;
+        }
+        for (uint t = 0; t < count; t += AT_ONCE) {
+            float x[AT_ONCE][4], scale[AT_ONCE];
+#pragma unroll
+            for (uint n = 0; n < AT_ONCE; ++n) {
+                four_of(group + ::min(t + n, count - 1)*p.nb[0], p.kind, size, i, levels, x[n], scale[n]);
+            }
+#pragma unroll
+            for (uint n = 0; n < AT_ONCE; ++n) {
+                const uint row = t + n;
+                const bool follows = row > 0 && (chained >> row & 1) != 0 && (written >> (row - 1) & 1) != 0;
+                const bool by_itself = (alone >> row & 1) != 0, there = (written >> row & 1) != 0;
+                float y[4];
+#pragma unroll
+                for (uint j = 0; j < 4; ++j) {
+                    const float d = x[n][j]*scale[n];
+                    u[j] = follows ? fmaf(u[j], KV_DELTA_RHO, d) : by_itself ? d - m[j] : d;
+                    y[j] = there ? m[j] + u[j] : 0.0f;
+                }
+                if (row < count) {
+                    store_four(place_of(p, first + row, head, stream, size) + i, y[0], y[1], y[2], y[3]);
+                }
+            }
+        }
+    }
+}
+
+// A warp takes a precise row of a head to the place of its cell, in the domain of the rows there.
+__global__ void __launch_bounds__(THREADS) kv_expand_columns(const expand_params p) {
+    extern __shared__ float memory[];
+    const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, column = blockIdx.x*WARPS + warp, head = blockIdx.y, stream = blockIdx.z;
+    const uint size = p.size, width = kv_width(p.to_kind, size);
+    const uint cell = column < p.cells ? cell_of(p.columns, p.columns_nb, p.first_column + column, stream, p.to_cells) : ~0u;
+    if (cell == ~0u) {
+        return;
+    }
+    float * y = memory + warp*KV_ROWS_FLOATS(size), * levels = y + size;
+    kv_row_levels(p.kind, lane, levels);
+    __syncwarp();
+    kv_row_decode(p.rows + column*p.nb[0] + head*p.nb[1] + stream*p.nb[2], p.kind, size, levels, lane, y);
+    __syncwarp();
+    if (kv_is_rotated(p.kind) && !kv_is_rotated(p.to_kind)) {
+        vec2 z[KV_ROTATION_VALUES];
+        kv_rotate_back(y, size, KV_SIGNS_ROTATION, lane, z);
+        __syncwarp();
+        const uint first = kv_rotated_first(size, lane);
+        for (uint i = 0; i < 2*kv_rotation_values(size) && lane < kv_rotation_lanes(size); ++i) {
+            y[first + i] = z[i/2][i % 2];
+        }
+        __syncwarp();
+    } else if (!kv_is_rotated(p.kind) && kv_is_rotated(p.to_kind)) {
+        kv_rotate_from(y, size, KV_SIGNS_ROTATION, 1.0f, lane, y);
+        __syncwarp();
+    }
+    if (p.to_kind == KV_KIND_QJL1) {
+        kv_project(y, size, 1.0f/kv_score_factors[kv_size_index(size)], lane); // queries have the factor
+        __syncwarp();
+    }
+    __half * to = place_of(p, cell, head, stream, width);
+    for (uint i = lane; i < width; i += 32) {
+        to[i] = i < size ? half_of_value(y[i]) : __ushort_as_half(0);
+    }
+}
+
+// A warp for a query row.
+template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_queries(const attn_params p, float * to) {
+    extern __shared__ float memory[];
+    const uint size = SIZE ? SIZE : p.k_size, width = kv_width(p.k_kind, size), lane = threadIdx.x % 32;
+    const uint row = blockIdx.x*WARPS + threadIdx.x/32; // by stream, head, token
+    if (row >= p.args.streams*p.args.heads*p.args.tokens) {
+        return;
+    }
+    const uint token = row % p.args.tokens, head = row/p.args.tokens % p.args.heads, stream = row/p.args.tokens/p.args.heads;
+    const uint8_t * from = p.q + token*p.args.q_nb[0] + head*p.args.q_nb[1] + stream*p.args.q_nb[2];
+    float * q = memory + threadIdx.x/32*width;
+    for (uint i = lane; i < size; i += 32) {
+        q[i] = kv_float_at(from + i*kv_float_bytes(p.q_kind), p.q_kind);
+    }
+    kv_enter_domain(q, p.k_kind, size, lane);
+    __syncwarp();
+    for (uint i = lane; i < width; i += 32) {
+        to[(size_t) row*width + i] = q[i];
+    }
+}
+
+uint divided(uint a, uint b) {
+    return (a + b - 1)/b;
+}
+
+void set_strides(uint64_t (&to)[3], const uint64_t (&from)[3]) {
+    for (int i = 0; i < 3; ++i) {
+        to[i] = from[i];
+    }
+}
+
+cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaStream_t stream) {
+    const kv_attn_args & args = op.args;
+    expand_params p = {};
+    p.rows      = (const uint8_t *) (values ? op.v : op.k);
+    p.kind      = values ? op.v_kind : op.k_kind;
+    p.size      = values ? op.v_size : op.k_size;
+    p.cells     = args.cells;
+    p.heads     = args.kv_heads;
+    p.all_cells = args.k_cells;
+    p.to        = to;
+    p.to_cells  = args.cells;
+    set_strides(p.nb, values ? args.v_nb : args.k_nb);
+    if (KV_KIND_IS_DELTA(p.kind)) {
+        kv_expand_groups<<<dim3(divided(args.cells, WARPS*KV_DELTA_CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
+    } else {
+        kv_expand_rows<<<dim3(divided(args.cells, CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
+    }
+    p.to_kind       = p.kind;
+    p.columns       = (const uint8_t *) op.columns;
+    p.columns_nb[0] = op.recent.columns_nb[0];
+    p.columns_nb[1] = op.recent.columns_nb[1];
+    for (uint i = 0; i < op.parts; ++i) {
+        const kv_cuda_recent & part = op.part[i];
+        p.rows         = (const uint8_t *) (values ? part.v : part.k);
+        p.kind         = values ? part.v_kind : part.k_kind;
+        p.cells        = part.args.cells;
+        p.first_column = part.first_column;
+        set_strides(p.nb, values ? part.args.v_nb : part.args.k_nb);
+        kv_expand_columns<<<dim3(divided(p.cells, WARPS), args.kv_heads, args.kv_streams), THREADS, sizeof(float)*WARPS*KV_ROWS_FLOATS(p.size), stream>>>(p);
+    }
+    return cudaGetLastError();
+}
+
+}  // namespace
+}  // namespace kv
+
+kv_cuda_expanded kv_cuda_expanded_of(const kv_cuda_attention & op) {
+    const size_t rows = (size_t) op.args.streams*op.args.heads*op.args.tokens, cells = (size_t) op.args.kv_streams*op.args.kv_heads*op.args.cells;
+    kv_cuda_expanded res;
+    res.k_width = KV_WIDTH(op.k_kind, op.k_size);
+    res.v_width = KV_WIDTH(op.v_kind, op.v_size);
+    res.queries = rows*res.k_width;
+    res.keys    = cells*res.k_width;
+    res.values  = cells*res.v_width;
+    res.results = rows*res.v_width;
+    return res;
+}
+
+cudaError_t kv_cuda_expand(const kv_cuda_attention & op, float * queries, void * keys, void * values, cudaStream_t stream) {
+    kv::attn_params p = {};
+    p.args   = op.args;
+    p.k_kind = op.k_kind;
+    p.q_kind = op.q_kind;
+    p.k_size = op.k_size;
+    p.q      = (const uint8_t *) op.q;
+    const unsigned rows = op.args.streams*op.args.heads*op.args.tokens;
+    const auto kernel = op.k_size == 64 ? kv::kv_expand_queries<64> : op.k_size == 128 ? kv::kv_expand_queries<128> : op.k_size == 256 ? kv::kv_expand_queries<256> : kv::kv_expand_queries<0>;
+    kernel<<<kv::divided(rows, kv::WARPS), kv::THREADS, sizeof(float)*kv::WARPS*KV_WIDTH(op.k_kind, op.k_size), stream>>>(p, queries);
+    cudaError_t err = cudaGetLastError();
+    err = err == cudaSuccess ? kv::expand(op, false, (__half *) keys, stream) : err;
+    return err == cudaSuccess ? kv::expand(op, true, (__half *) values, stream) : err;
+}
+
+cudaError_t kv_cuda_leave_domain(const kv_cuda_attention & op, const float * results, cudaStream_t stream) {
+    kv::attn_params p = {};
+    p.args   = op.args;
+    p.v_kind = op.v_kind;
+    p.v_size = op.v_size;
+    p.dst    = (uint8_t *) op.dst;
+    p.sums   = (float *) results;
+    p.args.chunks = p.args.main_chunks = 1;
+    return kv::launch_merge(p, false, stream);
+}
