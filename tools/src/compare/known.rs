@@ -36,12 +36,16 @@ impl Source {
 pub struct Record {
     pub k: String,
     pub v: String,
+    /// f16 beside itself.
+    pub small_batch: bool,
     pub bits_per_value: Option<f64>,
     pub kv_mib: Option<f64>,
     pub kv_window_mib: Option<f64>,
     pub kv_window_cells: Option<u32>,
     pub ppl: Option<f64>,
     pub kld: Option<f64>,
+    pub kld_median: Option<f64>,
+    pub kld_999: Option<f64>,
     pub same_top: Option<f64>,
     pub pp: Option<f64>,
     pub tg: Option<f64>,
@@ -75,7 +79,8 @@ impl Record {
             Some(_) => self.model_sha == new.model_sha && self.text_sha == new.text_sha,
             None => self.model == new.model && self.text == new.text,
         };
-        source && (self.ctx, self.chunks, &self.k, &self.v) == (new.ctx, new.chunks, &new.k, &new.v)
+        let row = |r: &Record| (r.ctx, r.chunks, r.k.clone(), r.v.clone(), r.small_batch);
+        source && row(self) == row(new)
     }
 
     fn is_of_build(&self, new: &Record) -> bool {
@@ -83,7 +88,13 @@ impl Record {
     }
 
     fn quality(&self) -> Option<(Statistics, Option<CacheSize>)> {
-        let statistics = Statistics { ppl: self.ppl?, kld: self.kld?, same_top: self.same_top? };
+        let statistics = Statistics {
+            ppl: self.ppl?,
+            kld: self.kld?,
+            kld_median: self.kld_median?,
+            kld_999: self.kld_999?,
+            same_top: self.same_top?,
+        };
         let size = || {
             Some(CacheSize {
                 mib: self.kv_mib?,
@@ -165,9 +176,11 @@ fn settle(old: &mut Record, new: &mut Record) {
     }
     if current && !new.has_quality() {
         (new.ppl, new.kld, new.same_top) = (old.ppl, old.kld, old.same_top);
+        (new.kld_median, new.kld_999) = (old.kld_median, old.kld_999);
     }
     if new.has_quality() {
         (old.ppl, old.kld, old.same_top) = (None, None, None);
+        (old.kld_median, old.kld_999) = (None, None);
     }
     if new.has_speed() {
         (old.pp, old.tg, old.tg_limit) = (None, None, None);
@@ -275,7 +288,7 @@ mod tests {
     fn models_of_one_name_are_told_apart() {
         let mut other = measured();
         other.source.model = "another".into();
-        other.rows.iter_mut().for_each(|row| row.quality = Some(Statistics { ppl: 1.0, kld: 2.0, same_top: 3.0 }));
+        other.rows.iter_mut().for_each(|row| row.quality = Some(Statistics { kld: 2.0, ..row.quality.unwrap() }));
         let both = known(&[measured(), other]);
         let kld = |m: Measured| m.rows[1].quality.unwrap().kld;
         assert_eq!(kld(begun(&both, &|_| {})), 0.01234);

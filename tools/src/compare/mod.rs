@@ -102,14 +102,18 @@ pub fn compare(options: &Options) -> Result<()> {
     let setups = prepare(options)?;
     let (quality, speed) = (!options.no_quality, !options.no_speed);
     let n = pairs.len() as u64;
-    // f16's logits are a step of their own, and so is the decoding without a cache in each round
-    let steps = if quality { n + 1 } else { 0 } + if speed { (n + 1) * u64::from(options.rounds) } else { 0 };
+    // f16's logits are a step of their own, and so are f16 in small batches and the decoding without a cache in each round
+    let steps = if quality { n + 2 } else { 0 } + if speed { (n + 1) * u64::from(options.rounds) } else { 0 };
     let bar = Bar::new(steps * setups.len() as u64, "comparing");
     let bandwidth = speed.then(|| bandwidth::measure(&[setups[0].threads as usize], 5)[0]);
     let mut step = 0;
     let mut all = Vec::new();
     for setup in setups {
-        all.push(begin(options, Measured::new(setup, &pairs, bandwidth), &known)?);
+        let mut measured = Measured::new(setup, &pairs, bandwidth);
+        if quality {
+            measured.add_noise();
+        }
+        all.push(begin(options, measured, &known)?);
         if quality {
             measure_quality(options, &mut all, &known, &bar, &mut step)?;
         }
@@ -163,10 +167,9 @@ fn measure_quality(options: &Options, all: &mut [Measured], known: &Known, bar: 
     for i in 0..all[last].rows.len() {
         // f16 too: what the file of logits itself loses is then seen, not assumed.
         if all[last].rows[i].quality.is_none() {
-            let pair = all[last].rows[i].pair.clone();
-            bar.begin(*step, &format!("{name} {} quality", pair.name()));
-            let got = run.measure(&pair)?;
             let row = &mut all[last].rows[i];
+            bar.begin(*step, &format!("{name} {} quality", row.name()));
+            let got = if row.small_batch { run.measure_noise() } else { run.measure(&row.pair) }?;
             // llama.cpp rounds a context up to 256 cells.
             (row.quality, row.size) = (Some(got.statistics), got.size.map(|size| size.at(setup.ctx)));
         }
@@ -194,7 +197,7 @@ fn measure_speed(measured: &mut Measured, rounds: u32, bar: &Bar, step: &mut u64
         measured.tg_empty.extend(speed::measure_empty(&measured.setup)?);
         *step += 1;
         // Alternating, so that a machine that slows down slows every pair.
-        for row in &mut measured.rows {
+        for row in measured.rows.iter_mut().filter(|row| !row.small_batch) {
             bar.begin(*step, &format!("{name} {} speed, round {round} of {rounds}", row.pair.name()));
             let got = speed::measure(&measured.setup, &row.pair)?;
             row.pp.extend(got.pp);

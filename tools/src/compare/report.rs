@@ -1,6 +1,7 @@
 //! The result as tables, as Markdown, as JSON and as what is plotted.
 
 use super::known::{Record, Source};
+use super::perplexity::SMALL_BATCH;
 use super::{plot, speed, CacheSize, Setup, Statistics};
 use crate::pair::Pair;
 use crate::table::Table;
@@ -8,6 +9,8 @@ use crate::types;
 
 pub struct Row {
     pub pair: Pair,
+    /// f16 beside itself, in smaller batches: the noise that every other row has too.
+    pub small_batch: bool,
     pub quality: Option<Statistics>,
     pub size: Option<CacheSize>,
     /// One entry a repetition.
@@ -17,8 +20,13 @@ pub struct Row {
 }
 
 impl Row {
+    pub fn name(&self) -> String {
+        let batch = if self.small_batch { format!(", -ub {SMALL_BATCH}") } else { String::new() };
+        self.pair.name() + &batch
+    }
+
     pub fn new(pair: Pair) -> Row {
-        Row { pair, quality: None, size: None, pp: Vec::new(), tg: Vec::new(), bits: None }
+        Row { pair, small_batch: false, quality: None, size: None, pp: Vec::new(), tg: Vec::new(), bits: None }
     }
 }
 
@@ -38,6 +46,12 @@ impl Measured {
     pub fn new(setup: Setup, pairs: &[Pair], bandwidth: Option<f64>) -> Measured {
         let rows = pairs.iter().map(|pair| Row::new(pair.clone())).collect();
         Measured { setup, source: Source::default(), rows, tg_empty: Vec::new(), bandwidth }
+    }
+
+    /// Behind f16, which is always the first row.
+    pub fn add_noise(&mut self) {
+        let f16 = self.rows[0].pair.clone();
+        self.rows.insert(1, Row { small_batch: true, ..Row::new(f16) });
     }
 
     pub fn name(&self) -> String {
@@ -93,12 +107,15 @@ pub fn as_records(all: &[Measured]) -> Vec<Record> {
     let record = |m: &Measured, r: &Row| Record {
         k: r.pair.k.clone(),
         v: r.pair.v.clone(),
+        small_batch: r.small_batch,
         bits_per_value: r.bits,
         kv_mib: r.size.map(|s| s.mib),
         kv_window_mib: r.size.map(|s| s.window_mib),
         kv_window_cells: r.size.map(|s| s.window_cells),
         ppl: r.quality.map(|q| q.ppl),
         kld: r.quality.map(|q| q.kld),
+        kld_median: r.quality.map(|q| q.kld_median),
+        kld_999: r.quality.map(|q| q.kld_999),
         same_top: r.quality.map(|q| q.same_top),
         pp: fastest(&r.pp),
         tg: fastest(&r.tg),
@@ -126,8 +143,10 @@ pub fn as_series(all: &[Measured]) -> Vec<plot::Series> {
             upstream: types::is_upstream(&r.pair.k) && types::is_upstream(&r.pair.v),
         })
     };
-    let series =
-        |m: &Measured| plot::Series { name: legend(m), dots: m.rows.iter().filter_map(|r| dot(m, r)).collect() };
+    let series = |m: &Measured| plot::Series {
+        name: legend(m),
+        dots: m.rows.iter().filter(|r| !r.small_batch).filter_map(|r| dot(m, r)).collect(),
+    };
     all.iter().map(series).collect()
 }
 
@@ -159,7 +178,7 @@ fn cells(m: &Measured) -> Vec<Vec<String>> {
     let (quality, speed) = (m.has_quality(), m.has_speed());
     let mut header = vec!["K/V".to_string(), "bits/value".into(), "KV MiB".into()];
     if quality {
-        header.extend(["PPL", "KLD", "top %"].map(String::from));
+        header.extend(["PPL", "KLD", "median", "99.9%", "top %"].map(String::from));
     }
     if speed {
         let (pp, tg) = (format!("pp{}", speed::PROMPT), format!("tg{}", speed::DECODE));
@@ -168,9 +187,11 @@ fn cells(m: &Measured) -> Vec<Vec<String>> {
     let mut all = vec![header];
     for row in &m.rows {
         let q = row.quality;
-        let mut cells = vec![row.pair.name(), cell(row.bits, 2), cell(row.size.map(|s| s.mib), 2)];
+        let mut cells = vec![row.name(), cell(row.bits, 2), cell(row.size.map(|s| s.mib), 2)];
         if quality {
-            cells.extend([cell(q.map(|q| q.ppl), 4), cell(q.map(|q| q.kld), 5), cell(q.map(|q| q.same_top), 2)]);
+            cells.push(cell(q.map(|q| q.ppl), 4));
+            cells.extend([q.map(|q| q.kld), q.map(|q| q.kld_median), q.map(|q| q.kld_999)].map(|kld| cell(kld, 5)));
+            cells.push(cell(q.map(|q| q.same_top), 2));
         }
         if speed {
             for (own, f16) in [(&row.pp, &m.f16().pp), (&row.tg, &m.f16().tg)] {
@@ -217,7 +238,7 @@ fn notes(m: &Measured) -> Vec<String> {
     if m.has_quality() {
         let text = m.text();
         notes.push(format!(
-            "quality: llama-perplexity -f {text} -c {ctx} --chunks {chunks}, against f16's logits; top %: same most likely token"
+            "quality: llama-perplexity -f {text} -c {ctx} --chunks {chunks}, against f16's logits; KLD: mean, median and 99.9th percentile; top %: same most likely token"
         ));
     }
     if m.has_speed() {
@@ -261,7 +282,13 @@ pub(super) mod tests {
         measured.tg_empty = vec![400.0, 500.0, 600.0];
         for (row, mib) in measured.rows.iter_mut().zip(["8000.00", "3250.00"]) {
             row.size = size(mib);
-            row.quality = Some(Statistics { ppl: 12345.6789, kld: 0.01234, same_top: 99.123 });
+            row.quality = Some(Statistics {
+                ppl: 12345.6789,
+                kld: 0.01234,
+                kld_median: 0.00123,
+                kld_999: 1.23456,
+                same_top: 99.123,
+            });
             row.pp = vec![10000.0, 12000.0, 11000.0];
             row.tg = vec![1.0, 3.0, 2.0];
         }
@@ -270,10 +297,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_table_fits_100_columns() {
+    fn the_table_fits_120_columns() {
         let text = as_text(&[measured()]);
         let table = text.lines().take_while(|l| !l.is_empty());
-        assert!(table.clone().all(|l| l.chars().count() <= 100), "{text}");
+        assert!(table.clone().all(|l| l.chars().count() <= 120), "{text}");
         assert_eq!(table.count(), 3);
         assert!(text.contains("q8_0/srft4") && text.contains("6.50"), "{text}");
     }
@@ -310,6 +337,20 @@ pub(super) mod tests {
         assert_eq!(rows.len(), 2 * 4);
         assert!(rows.iter().all(|r| r.matches('|').count() == rows[0].matches('|').count()), "{text}");
         assert!(text.contains("- quality: llama-perplexity -f hamlet.txt -c 2048 --chunks 6"), "{text}");
+    }
+
+    #[test]
+    fn noise_is_a_row_but_no_dot() {
+        let mut m = measured();
+        m.add_noise();
+        m.rows[1].quality = m.rows[0].quality;
+        let text = as_text(&[m]);
+        assert_eq!(text.lines().filter(|l| l.starts_with("f16")).count(), 2, "{text}");
+        assert!(text.contains("f16, -ub 32"), "{text}");
+        let mut m = measured();
+        m.add_noise();
+        assert_eq!(as_series(std::slice::from_ref(&m))[0].dots.len(), 2);
+        assert_eq!(as_records(&[m]).iter().map(|r| r.small_batch).collect::<Vec<_>>(), [false, true, false]);
     }
 
     #[test]
