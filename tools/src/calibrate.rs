@@ -34,7 +34,8 @@ pub struct Options {
 }
 
 const PROGRAM: &str = "kv-calibrate";
-const TEXT: &str = include_str!("../../calibrate/text.txt");
+/// Prose, code, chat, tables, a few languages.
+pub const TEXT: &str = include_str!("../../calibrate/text.txt");
 
 pub fn calibrate(options: &Options) -> Result<()> {
     let model = model::model_or_default(options.model.as_deref())?;

@@ -12,7 +12,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::source::{self, Source};
 use crate::{
-    bench, build_tree, calibrate, compare, needle, patch, plan, process, project_root, run, tasks, types,
+    bench, build_tree, calibrate, compare, diverge, needle, patch, plan, process, project_root, run, tasks,
+    types,
 };
 
 const ENVIRONMENT: &str = "\
@@ -42,6 +43,8 @@ pub enum Verb {
     Needle(needle::Options),
     /// Ask for what long documents hold and count the right answers beside f16's
     Tasks(tasks::Options),
+    /// Continue texts by the most likely tokens and find where a pair leaves f16
+    Diverge(diverge::Options),
     /// Time attention and encoding alone, against upstream's ops and the memory bandwidth
     Bench(bench::Options),
     /// Run the tests; ends with `N passed, N failed, N skipped`
@@ -109,6 +112,7 @@ pub fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Calibrate(options) => calibrate::calibrate(&options)?,
         Verb::Needle(options) => return needle::needle(&options),
         Verb::Tasks(options) => tasks::tasks(&options)?,
+        Verb::Diverge(options) => diverge::diverge(&options)?,
         Verb::Test(handed) => return hand_over("test", &handed),
         Verb::Build { options, target } => println!("{}", build_tree::build(&options, &target)?.display()),
         Verb::Mca(handed) => return hand_over("mca", &handed),

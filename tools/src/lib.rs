@@ -12,6 +12,7 @@ pub mod cli;
 pub mod compare;
 pub mod cpu;
 pub mod digest;
+pub mod diverge;
 pub mod fetch;
 pub mod http;
 pub mod model;
