@@ -1,14 +1,13 @@
 //! `cargo kv calibrate`: the shape of a model's keys, from a text, as a small file beside the model.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{bail, Context, Result};
+use anyhow::{ensure, Result};
 use ggml_ext::spec::calibration;
 
-use crate::progress::Bar;
+use crate::progress::{self, Bar};
 use crate::{build_tree, cache, cpu, model, process};
 
 #[derive(Clone, Debug, clap::Args)]
@@ -75,39 +74,19 @@ fn shown(file: &Path) -> String {
 
 /// Runs the program and shows how far it is; its last words.
 fn follow(command: &mut Command, tokens: u64) -> Result<String> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().with_context(|| format!("cannot run {}", process::shown(command)))?;
-    let stderr = child.stderr.take();
-    let errors = std::thread::spawn(move || stderr.map(std::io::read_to_string).transpose().ok().flatten());
     let bar = Bar::new(tokens, "calibrating");
     let mut done = String::new();
-    for line in child.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
-        let line = line?;
-        if let Some((n, total)) = step(&line) {
+    process::follow(command, |line| {
+        if let Some((n, total)) = progress::step(line) {
             bar.set(n, total, if n == total { "computing matrices" } else { "" });
         } else if let Some(text) = line.strip_prefix("done: ") {
             done = text.into();
         } else {
-            bar.line(&line);
+            bar.line(line);
         }
-    }
-    let status = child.wait()?;
-    drop(bar);
-    if !status.success() || done.is_empty() {
-        let errors = errors.join().ok().flatten().unwrap_or_default();
-        let reason = errors.lines().rev().find_map(|l| l.strip_prefix("error: "));
-        bail!(
-            "{}",
-            reason.map_or_else(|| format!("{PROGRAM} failed ({status})\n{}", process::tail(&errors, 20)), Into::into)
-        );
-    }
+    })?;
+    ensure!(!done.is_empty(), "{PROGRAM} ended without a result");
     Ok(done)
-}
-
-/// `[512/4096]`
-fn step(line: &str) -> Option<(u64, u64)> {
-    let (n, total) = line.strip_prefix('[')?.strip_suffix(']')?.split_once('/')?;
-    Some((n.parse().ok()?, total.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -115,9 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_program() {
-        assert_eq!(step("[512/4096]"), Some((512, 4096)));
-        assert_eq!(step("note: the text is short"), None);
+    fn a_comma_ends_the_name_of_a_file() {
         assert_eq!(shown(Path::new("a/b.gguf")), "a/b.gguf");
         assert!(shown(Path::new("a,b.gguf")).starts_with("FILE, without a comma"));
     }

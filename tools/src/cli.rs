@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::source::{self, Source};
 use crate::{
-    bench, build_tree, calibrate, compare, diverge, needle, patch, plan, process, project_root, run, tasks,
+    bench, build_tree, calibrate, compare, diverge, drift, needle, patch, plan, process, project_root, run, tasks,
     types,
 };
 
@@ -45,6 +45,8 @@ pub enum Verb {
     Tasks(tasks::Options),
     /// Continue texts by the most likely tokens and find where a pair leaves f16
     Diverge(diverge::Options),
+    /// Divergence from f16 along a text, by position and over context shifts
+    Drift(drift::Options),
     /// Time attention and encoding alone, against upstream's ops and the memory bandwidth
     Bench(bench::Options),
     /// Run the tests; ends with `N passed, N failed, N skipped`
@@ -113,6 +115,7 @@ pub fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Needle(options) => return needle::needle(&options),
         Verb::Tasks(options) => tasks::tasks(&options)?,
         Verb::Diverge(options) => diverge::diverge(&options)?,
+        Verb::Drift(options) => drift::drift(&options)?,
         Verb::Test(handed) => return hand_over("test", &handed),
         Verb::Build { options, target } => println!("{}", build_tree::build(&options, &target)?.display()),
         Verb::Mca(handed) => return hand_over("mca", &handed),

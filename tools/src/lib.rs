@@ -13,6 +13,7 @@ pub mod compare;
 pub mod cpu;
 pub mod digest;
 pub mod diverge;
+pub mod drift;
 pub mod fetch;
 pub mod http;
 pub mod model;

@@ -4,7 +4,7 @@
 //! [`Watch`].
 
 use std::ffi::OsStr;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -117,6 +117,26 @@ pub fn run_ok(command: &mut Command) -> Result<Finished> {
     run(command, None)?.ok(command)
 }
 
+/// Runs a program of ours to the end and hands over what it prints, line by line. Where it fails, the reason is the last line of its
+/// errors that begins with `error: `.
+pub fn follow(command: &mut Command, mut line: impl FnMut(&str)) -> Result<()> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("cannot run {}", shown(command)))?;
+    let stderr = drain(child.stderr.take());
+    for text in child.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
+        line(&text?);
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        let errors = String::from_utf8_lossy(&stderr.join().unwrap_or_default()).into_owned();
+        match errors.lines().rev().find_map(|l| l.strip_prefix("error: ")) {
+            Some(reason) => bail!("{reason}"),
+            None => bail!("{} failed ({status})\n{}", shown(command), tail(&errors, 20)),
+        }
+    }
+    Ok(())
+}
+
 fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
     thread::spawn(move || {
         let mut all = Vec::new();
@@ -194,6 +214,18 @@ mod tests {
         assert!(done.exited());
         assert_eq!((done.stdout.as_str(), done.stderr.as_str()), ("out\n", "err\n"));
         assert!(run_ok(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).unwrap_err_text().contains("why"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn lines_are_followed_and_the_reason_is_told() {
+        let mut lines = Vec::new();
+        let mut sh =
+            |script: &str| follow(Command::new("sh").args(["-c", script]), |line| lines.push(line.to_string()));
+        sh("echo one; echo noise >&2; echo two").unwrap();
+        assert_eq!(sh("echo three; echo error: why >&2; echo more >&2; exit 3").unwrap_err_text(), "why");
+        assert!(sh("echo end >&2; exit 3").unwrap_err_text().contains("end"));
+        assert_eq!(lines, ["one", "two", "three"]);
     }
 
     /// Longer than the limit by the clock, and at work all the time, though not on all of a core.

@@ -73,6 +73,12 @@ impl Drop for Bar {
     }
 }
 
+/// `[512/4096]`, as programs of ours print how far they are.
+pub fn step(line: &str) -> Option<(u64, u64)> {
+    let (n, total) = line.strip_prefix('[')?.strip_suffix(']')?.split_once('/')?;
+    Some((n.parse().ok()?, total.parse().ok()?))
+}
+
 /// One step of unknown length.
 pub struct Spinner(Option<ProgressBar>);
 
@@ -104,5 +110,16 @@ impl Drop for Spinner {
         if let Some(bar) = &self.0 {
             bar.finish_and_clear();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps() {
+        assert_eq!(step("[512/4096]"), Some((512, 4096)));
+        assert_eq!(step("note: the text is short"), None);
     }
 }
