@@ -77,6 +77,7 @@ impl Server {
         command.args(["--host", "127.0.0.1", "--port", "0"]);
         let log = fs::File::create(log_in(&scratch))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        end_with_parent(command);
         let child = command.spawn().with_context(|| format!("cannot run {}", process::shown(command)))?;
         let mut server = Server { child, port: 0, scratch };
         let start = Instant::now();
@@ -157,6 +158,22 @@ impl Drop for Server {
         let _ = self.child.wait();
     }
 }
+
+/// Whoever ends this process by a signal does not mean to leave a server behind that holds a GPU's memory.
+#[cfg(target_os = "linux")]
+fn end_with_parent(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: prctl may be called between fork and exec; it takes no memory and no lock.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            Ok(())
+        });
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn end_with_parent(_command: &mut Command) {}
 
 fn log_in(scratch: &cache::Scratch) -> PathBuf {
     scratch.path().join("server.log")
