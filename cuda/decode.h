@@ -13,7 +13,7 @@ constexpr uint RECENT_WORDS = WARPS*BLOCK, MOST_CHUNK_CELLS = 32*RECENT_WORDS;
 }  // namespace
 
 // Cells of a tile that is copied as a whole, and what a chunk of those has at most: cells times rows of the mask.
-constexpr uint TILE = 32, TILE_MASK = 4096;
+constexpr uint TILE = 32, TILE_MASK = 2048;
 
 struct decode_choice {
     // rows to registers (decode_rows.cuh)

@@ -23,42 +23,80 @@ template <uint D> constexpr uint bulk_warps() {
     return D == 256 ? 8 : 16;
 }
 
+// Where a block's own shared memory begins: the system has what is before. It is the same on all GPUs that have bulk copies, and a
+// block looks.
+constexpr uint SHARED_BASE = 1024;
+
 // How a block's shared memory is used. Offsets are in bytes.
+//
+//     barriers, lists, mask, queries of delta | slots || table of V, with gaps of 128 bytes || weights | slots
+//
+// The table lies at a multiple of 64 KiB (wide_lane_table); what fits into its gaps is there. Without a table all is in a row. A
+// slot holds a tile of K or of V.
 template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint WARPS = bulk_warps<D>(), ROWS = 4*QB, UNIT = is_delta(K) ? 2 : 1, MOST_DEPTH = 4;
-    static constexpr uint K_ROW = level_row_bytes(K, D), V_ROW = level_row_bytes(V, D);
+    static constexpr uint K_ROW = level_row_bytes(K, D), V_ROW = level_row_bytes(V, D), WIDER_ROW = K_ROW > V_ROW ? K_ROW : V_ROW;
+    static constexpr bool WITH_TABLE = decode_values<V, D>::TABLE_BYTES != 0;
+    // Scales of a warp's tile, in pieces of 128 bytes; they begin PIECE bytes apart.
+    static constexpr uint SCALE_PIECES = D/32, PIECE = WITH_TABLE ? 256 : 128;
     // what does not depend on the number of heads
-    static constexpr uint WEIGHTS    = decode_values<V, D>::TABLE_BYTES;
-    static constexpr uint ROW_SCALES = WEIGHTS + WARPS*8*TILE_WEIGHTS*2;
-    static constexpr uint SOFTS      = ROW_SCALES + WARPS*D/32*TILE*4;
-    static constexpr uint BARS       = SOFTS + WARPS*ROWS*8;
-    static constexpr uint DONE       = BARS + WARPS*MOST_DEPTH*16;
-    static constexpr uint COUNT      = DONE + WARPS*MOST_DEPTH*8;
-    static constexpr uint LIST       = COUNT + 16;
-    static constexpr uint SEEN       = LIST + TILE_MASK/TILE*2;
-    static constexpr uint MASK       = SEEN + TILE_MASK/TILE;
-    static constexpr uint QUERIES    = MASK + TILE_MASK*2;
+    static constexpr uint BARS    = 0;
+    static constexpr uint DONE    = BARS + WARPS*MOST_DEPTH*16;
+    static constexpr uint COUNT   = DONE + WARPS*MOST_DEPTH*8;
+    static constexpr uint LIST    = COUNT + 16;
+    static constexpr uint SEEN    = LIST + TILE_MASK/TILE*2;
+    static constexpr uint SOFTS   = SEEN + TILE_MASK/TILE;
+    static constexpr uint MASK    = SOFTS + WARPS*ROWS*8;
+    static constexpr uint FRONT   = MASK + TILE_MASK*2; // what follows the table, where there is one
+    static constexpr uint TABLE   = (1 << 16) - SHARED_BASE, GAPS = TABLE + 128;
+    static constexpr uint WEIGHTS = WITH_TABLE ? TABLE + (1 << 16) : FRONT, WEIGHT_BYTES = WARPS*8*TILE_WEIGHTS*2;
+    static constexpr uint SCALES  = WITH_TABLE ? GAPS : WEIGHTS + WEIGHT_BYTES;
+    static constexpr uint BACK    = WITH_TABLE ? WEIGHTS + WEIGHT_BYTES : SCALES + WARPS*SCALE_PIECES*PIECE;
 
-    uint k_tiles, v_tiles;
+    uint queries, query_step; // of delta, and floats from 32 of them to the next
+    uint slot_bytes, front, back, front_slots;
 
-    __host__ __device__ bulk_layout(uint heads, uint slots) {
-        k_tiles = (QUERIES + (is_delta(K) ? heads*ROWS*D*4 : 0) + 127)/128*128;
-        v_tiles = k_tiles + slots*heads*K_ROW*TILE;
+    __host__ __device__ bulk_layout(uint heads, uint first_slots) {
+        const uint pieces = heads*ROWS*(D/32);
+        const bool in_gaps = WITH_TABLE && WARPS*SCALE_PIECES + pieces <= 256;
+        const uint apart = is_delta(K) && !in_gaps ? pieces*128 : 0;
+        queries     = in_gaps ? GAPS + WARPS*SCALE_PIECES*PIECE : WITH_TABLE ? FRONT : BACK;
+        query_step  = in_gaps ? PIECE/4 : 32;
+        front       = (FRONT + (WITH_TABLE ? apart : 0) + 127)/128*128;
+        back        = (BACK + (WITH_TABLE ? 0 : apart) + 127)/128*128;
+        slot_bytes  = (heads*WIDER_ROW*TILE + 127)/128*128;
+        front_slots = first_slots;
+    }
+
+    __device__ __forceinline__ uint slot_at(uint slot) const {
+        return slot < front_slots ? front + slot*slot_bytes : back + (slot - front_slots)*slot_bytes;
     }
 
     static bulk_teams teams(uint heads, uint most_warps, size_t shared_bytes) {
-        const size_t used = bulk_layout(heads, 0).k_tiles + 16, room = shared_bytes > used ? shared_bytes - used : 0;
-        const size_t tile = heads*(K_ROW + V_ROW)*TILE;
+        const bulk_layout at(heads, 0);
+        const uint end = (uint) shared_bytes - (D == 64 ? 16 : 0); // rows that begin in the middle of a word are read beyond their end
+        const uint front_slots = WITH_TABLE && at.front < TABLE ? (TABLE - at.front)/at.slot_bytes : 0, back_slots = end > at.back ? (end - at.back)/at.slot_bytes : 0;
         for (uint teams = most_warps/heads; teams > 0; --teams) {
-            const size_t depth = room/(teams*tile)/UNIT*UNIT;
-            // Sums of the warps take the place of the tiles.
-            if (depth > 0 && heads*teams*ROWS*D*4 <= room) {
-                return { teams, depth > MOST_DEPTH ? MOST_DEPTH : (uint) depth };
+            const uint depth = (front_slots + back_slots)/(2*teams)/UNIT*UNIT;
+            // Sums of the warps take the place of the table, or of the slots.
+            const bool sums_fit = WITH_TABLE || at.back + heads*teams*ROWS*D*4 <= end;
+            if (depth > 0 && sums_fit && shared_bytes >= TABLE) {
+                return { teams, depth > MOST_DEPTH ? MOST_DEPTH : depth, front_slots };
             }
         }
         return {};
     }
 };
+
+// The scales of the cells of a tile: of K floats, by cell; of V halves, by scale, in the order of the weights.
+template <uint D, uint PIECE> __device__ __forceinline__ uint key_scales_at(uint cell) {
+    constexpr uint CELLS = 1024/D; // of a piece
+    return cell/CELLS*PIECE + cell % CELLS*(D/8);
+}
+
+template <uint PIECE> __device__ __forceinline__ uint value_scales_at(uint i) {
+    return i/2*PIECE + i % 2*64;
+}
 
 __device__ __forceinline__ uint shared_address(const void * at) {
     return (uint) __cvta_generic_to_shared(at);
@@ -110,9 +148,8 @@ __device__ __forceinline__ bool is_last(uint * counter, uint count) {
     return before == count - 1;
 }
 
-// Scales of the rows of a tile, each made once, by the lane of its cell: of K floats, [cell][scale]; of V halves, [scale][cell]
-// in the order of the weights.
-template <uint K, uint D> __device__ __forceinline__ void make_key_scales(float * to, const uint8_t * row, uint lane) {
+// They are made once, by the lane of a cell.
+template <uint K, uint D, uint PIECE> __device__ __forceinline__ void make_key_scales(uint8_t * scales, const uint8_t * row, uint lane) {
     constexpr uint COUNT = D/32, BYTES = level_scale_bytes(K, D);
     uint words[(BYTES + 3)/4];
     if constexpr (BYTES == 2) {
@@ -122,16 +159,16 @@ template <uint K, uint D> __device__ __forceinline__ void make_key_scales(float 
     }
     const auto scale = [&](uint i) { return scale_at<code_bits(K)>(words, i); };
     if constexpr (COUNT == 2) {
-        *(::float2 *) (to + lane*COUNT) = make_float2(scale(0), scale(1));
+        *(::float2 *) (scales + key_scales_at<D, PIECE>(lane)) = make_float2(scale(0), scale(1));
     } else {
 #pragma unroll
         for (uint i = 0; i < COUNT; i += 4) {
-            *(::float4 *) (to + lane*COUNT + i) = make_float4(scale(i), scale(i + 1), scale(i + 2), scale(i + 3));
+            *(::float4 *) (scales + key_scales_at<D, PIECE>(lane) + 4*i) = make_float4(scale(i), scale(i + 1), scale(i + 2), scale(i + 3));
         }
     }
 }
 
-template <uint V, uint D> __device__ __forceinline__ void make_value_scales(__half * to, const uint8_t * row, uint lane) {
+template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value_scales(uint8_t * scales, const uint8_t * row, uint lane) {
     constexpr uint COUNT = D/32, BYTES = level_scale_bytes(V, D);
     uint words[(BYTES + 3)/4];
     if constexpr (BYTES == 2) {
@@ -139,7 +176,7 @@ template <uint V, uint D> __device__ __forceinline__ void make_value_scales(__ha
     } else {
         load_scales<tile_bytes, BYTES, level_row_align(V, D)>(words, row);
     }
-    unsigned short * at = (unsigned short *) to + lane/8*8 + weight_at(lane % 8);
+    uint8_t * at = scales + 2*(lane/8*8 + weight_at(lane % 8));
 #pragma unroll
     for (uint i = 0; i < COUNT; i += 2) {
         uint two;
@@ -148,8 +185,8 @@ template <uint V, uint D> __device__ __forceinline__ void make_value_scales(__ha
         } else {
             two = halves_of_scales<decode_values<V, D>::POWER>(prmt(words[i/4], 0, i % 4 ? 0x4342 : 0x4140) & 0x00ff00ff);
         }
-        at[i*TILE] = (unsigned short) two;
-        at[(i + 1)*TILE] = (unsigned short) (two >> 16);
+        *(unsigned short *) (at + value_scales_at<PIECE>(i)) = (unsigned short) two;
+        *(unsigned short *) (at + value_scales_at<PIECE>(i + 1)) = (unsigned short) (two >> 16);
     }
 }
 
@@ -163,7 +200,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     const kv_attn_args & args = p.args;
     const uint heads = args.kv_heads, threads = blockDim.x;
     const uint teams = (PRECISE ? p.bulk_precise : p.bulk_main).teams, depth = (PRECISE ? p.bulk_precise : p.bulk_main).depth;
-    const layout at(heads, teams*depth);
+    const layout at(heads, (PRECISE ? p.bulk_precise : p.bulk_main).front_slots);
     const uint k_cell = heads*layout::K_ROW, v_cell = heads*layout::V_ROW;
     uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
     keep(warp);
@@ -181,16 +218,19 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     const uint8_t * keys   = (PRECISE ? part.k : p.k) + kv_stream*(PRECISE ? part.k_nb[2] : args.k_nb[2]) + (size_t) begin*k_cell;
     const uint8_t * values = (PRECISE ? part.v : p.v) + kv_stream*(PRECISE ? part.v_nb[2] : args.v_nb[2]) + (size_t) begin*v_cell;
 
-    const uint bars = shared_address(raw + layout::BARS); // of a slot: keys, values
+    if (layout::WITH_TABLE && shared_address(raw) != SHARED_BASE) {
+        __trap();
+    }
+    const uint bars = shared_address(raw + layout::BARS); // of a tile: keys, values
     uint * const done = (uint *) (raw + layout::DONE);
     unsigned short * const list = (unsigned short *) (raw + layout::LIST), * const mask = (unsigned short *) (raw + layout::MASK);
     const auto ask_keys = [&](uint slot, uint tile) {
         const uint first = tile*TILE, count = end - begin > first ? min(end - begin - first, TILE) : 0;
-        ask_for(raw + at.k_tiles + slot*k_cell*TILE, keys + first*k_cell, count*k_cell, bars + 16*slot);
+        ask_for(raw + at.slot_at(2*slot), keys + first*k_cell, count*k_cell, bars + 16*slot);
     };
     const auto ask_values = [&](uint slot, uint tile) {
         const uint first = tile*TILE, count = end - begin > first ? min(end - begin - first, TILE) : 0;
-        ask_for(raw + at.v_tiles + slot*v_cell*TILE, values + first*v_cell, count*v_cell, bars + 16*slot + 8);
+        ask_for(raw + at.slot_at(2*slot + 1), values + first*v_cell, count*v_cell, bars + 16*slot + 8);
     };
     // The n-th tile of a team, among those that are read.
     const auto tile_at = [&](uint team, uint n) { return (n/UNIT*teams + team)*UNIT + n % UNIT; };
@@ -224,7 +264,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         ((uint *) (raw + layout::WEIGHTS))[i] = 0;
     }
     if constexpr (values_of::TABLE_BYTES != 0) {
-        fill_table((uint *) raw, threadIdx.x, threads);
+        fill_table((uint *) (raw + layout::TABLE), 64, threadIdx.x, threads);
     }
     __syncthreads();
     for (uint row = 0; row < mask_rows; ++row) {
@@ -268,17 +308,17 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     const size_t query_block = ((size_t) stream*gridDim.x + blockIdx.x)*heads;
     const signed char * const planes = p.query_planes + query_block*2*ROWS*D;
     const float * const query_scale = p.query_scale + query_block*ROWS;
-    float * const q = (float *) (raw + layout::QUERIES);
+    float * const q = (float *) (raw + at.queries);
     if (DELTA) {
         for (uint i = threadIdx.x; i < heads*ROWS*D; i += threads) {
             const signed char * first = planes + (i/(ROWS*D)*2*ROWS + i/D % ROWS)*D + i % D;
-            q[i] = (float) (first[0]*SECOND_PLANE + first[ROWS*D])*(query_scale[i/D]/level_unit(K));
+            q[i/32*at.query_step + i % 32] = (float) (first[0]*SECOND_PLANE + first[ROWS*D])*query_scale[i/D];
         }
     }
     typename keys_of::queries b;
     keys_of::fill(b, (const signed char (*)[ROWS][D]) (planes + head*2*ROWS*D), g, t);
     decode_sums<K, V, D, QB> sums;
-    sums.begin(p, query_scale + head*ROWS, first_row, used, head, heads_per_kv, t);
+    sums.begin(p, query_scale + head*ROWS, level_unit(K), first_row, used, head, heads_per_kv, t);
     uint mask_at[QB][2];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {
@@ -288,11 +328,11 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     const uint count = *(const uint *) (raw + layout::COUNT);
 
     const bool one_mask = mask_rows == 1;
-    const uint table = shared_address(raw + 4*lane);
+    const wide_lane_table table = { shared_address(raw + layout::TABLE + 4*lane) };
     __half * const weights = (__half *) (raw + layout::WEIGHTS) + warp*8*TILE_WEIGHTS;
     const uint * const weights_from = (const uint *) (weights + g*TILE_WEIGHTS + 2*t);
-    float * const row_scales = (float *) (raw + layout::ROW_SCALES) + warp*(D/32)*TILE;
-    const uint8_t * const k_slots = raw + at.k_tiles + head*layout::K_ROW, * const v_slots = raw + at.v_tiles + head*layout::V_ROW;
+    uint8_t * const row_scales = raw + layout::SCALES + warp*layout::SCALE_PIECES*layout::PIECE;
+    const uint8_t * const k_slots = raw + head*layout::K_ROW, * const v_slots = raw + head*layout::V_ROW;
     const auto ask_group = [&](decode_group<K, D, QB> & group, uint n) {
         if (tile_at(team, n) < count) {
             const uint first = list[tile_at(team, n)]*TILE;
@@ -310,18 +350,18 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         };
         float s[TILE_STEPS][QB][4];
         if (DELTA && n % 2 == 0) {
-            group.begin(q + head*ROWS*D, lane, t);
+            group.begin(q + head*ROWS*(D/32)*at.query_step, at.query_step, lane, t);
             ask_group(group, n + 2);
         }
         await(bars + 16*slot, parity);
-        const uint8_t * const k_rows = k_slots + slot*k_cell*TILE, * const v_rows = v_slots + slot*v_cell*TILE;
-        make_key_scales<K, D>(row_scales, k_rows + lane*k_cell, lane);
+        const uint8_t * const k_rows = k_slots + at.slot_at(2*slot), * const v_rows = v_slots + at.slot_at(2*slot + 1);
+        make_key_scales<K, D, layout::PIECE>(row_scales, k_rows + lane*k_cell, lane);
         __syncwarp();
 #pragma unroll
         for (uint i = 0; i < TILE_STEPS; ++i) {
             keys_of k;
             k.template load<tile_bytes>(k_rows, k_rows + keys_of::codes_at(t), k_cell, i*STEP, TILE - 1, g);
-            sums.products(k, b, t, [&](uint n, uint c, uint second) { return row_scales[(i*STEP + 8*n + g)*(D/32) + 2*c + second]; }, s[i]);
+            sums.products(k, b, t, [&](uint n, uint c, uint second) { return *(const float *) (row_scales + key_scales_at<D, layout::PIECE>(i*STEP + 8*n + g) + 8*c + 4*second); }, s[i]);
         }
         __syncwarp();
         if (lane == 0 && next(&done[2*slot])) {
@@ -344,14 +384,14 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         sums.weigh(args, s, masked, gone, g, t, weights, TILE_WEIGHTS);
         __syncwarp();
         await(bars + 16*slot + 8, parity);
-        make_value_scales<V, D>((__half *) row_scales, v_rows + lane*v_cell, lane);
+        make_value_scales<V, D, layout::PIECE>(row_scales, v_rows + lane*v_cell, lane);
         __syncwarp();
 #pragma unroll
         for (uint i = 0; i < TILE_STEPS; ++i) {
             values_of v;
             v.template load<tile_bytes>(v_rows, v_rows + values_of::codes_at(g), v_cell, i*STEP, TILE - 1, t);
             v.join(g);
-            const auto scales_of = [&](uint first, uint j) { return ((const uint *) row_scales)[j*TILE/2 + i*STEP/2 + first*2 + t]; };
+            const auto scales_of = [&](uint first, uint j) { return *(const uint *) (row_scales + value_scales_at<layout::PIECE>(j) + 2*(i*STEP + first*4) + 4*t); };
             v.add(weights_from[i*STEP/2], weights_from[i*STEP/2 + 4], table, g, scales_of, sums.acc);
         }
         __syncwarp();
@@ -364,7 +404,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 
     float (* const softs)[2] = (float (*)[2]) (raw + layout::SOFTS);
-    float * const o = (float *) (raw + at.k_tiles); // [warp][row][value], where tiles were
+    float * const o = (float *) (raw + (layout::WITH_TABLE ? layout::TABLE : at.back)); // [warp][row][value]
     if (team < teams) {
         sums.store_softs(softs + warp*ROWS, g, t);
     }

@@ -32,8 +32,9 @@ template <uint KIND, uint D, uint QB> struct decode_group {
         }
     }
 
-    // A group begins, with the slots that were asked for. `q` are rotated queries, [row][value].
-    __device__ __forceinline__ void begin(const float * q, uint lane, uint t) {
+    // A group begins, with the slots that were asked for. `q` are rotated queries, [row][value], with `step` floats from 32 of
+    // them to the next.
+    __device__ __forceinline__ void begin(const float * q, uint step, uint lane, uint t) {
         const bool framed = (__shfl_sync(KV_ALL_LANES, stored[0], 0) & KV_DELTA_FRAMED) != 0;
         float dots[4*QB] = {};
 #pragma unroll
@@ -41,7 +42,7 @@ template <uint KIND, uint D, uint QB> struct decode_group {
             const float frame = framed ? kv_delta_value((unsigned short) stored[i]) : 0.0f;
 #pragma unroll
             for (uint r = 0; r < 4*QB; ++r) {
-                dots[r] = fmaf(q[r*D + lane + 32*i], frame, dots[r]);
+                dots[r] = fmaf(q[(r*(D/32) + i)*step + lane], frame, dots[r]);
             }
         }
 #pragma unroll

@@ -111,7 +111,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     }
 
     if constexpr (values_of::TABLE_BYTES != 0) {
-        fill_table(m.table, threadIdx.x, THREADS);
+        fill_table(m.table, 32, threadIdx.x, THREADS);
     }
     for (uint i = threadIdx.x; i < sizeof(m.weights)/4; i += THREADS) {
         ((uint *) m.weights)[i] = 0;
@@ -119,7 +119,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     for (uint r = warp; r < ROWS; r += WARPS) {
         const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
         const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
-        prepare_query<D>(p, r < used ? from : nullptr, level_unit(K), lane, m.q[r], m.planes[0][r], m.planes[1][r], &m.query_scale[r]);
+        prepare_query<D>(p, r < used ? from : nullptr, lane, m.q[r], m.planes[0][r], m.planes[1][r], &m.query_scale[r]);
     }
     __syncthreads();
     if (RECENT) {
@@ -135,7 +135,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     typename keys_of::queries b;
     keys_of::fill(b, m.planes, g, t);
     decode_sums<K, V, D, QB> sums;
-    sums.begin(p, m.query_scale, first_row, used, kv_head, heads_per_kv, t);
+    sums.begin(p, m.query_scale, level_unit(K), first_row, used, kv_head, heads_per_kv, t);
     uint mask_at[QB][2];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {
@@ -143,7 +143,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         mask_at[i/2][i % 2] = mask_offset(p, row/heads_per_kv, kv_head*heads_per_kv + row % heads_per_kv, stream);
     }
     const bool one_mask = args.tokens == 1 && args.mask_rows[0] == 1;
-    const uint table = (uint) __cvta_generic_to_shared(&m.table[lane]);
+    const lane_table table = { (uint) __cvta_generic_to_shared(&m.table[lane]) };
     const uint * const weights_from = (const uint *) &m.weights[warp][g][2*t];
 
     decode_group<K, D, QB> group;
@@ -205,7 +205,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             if (DELTA) {
                 if ((cell - begin) % BLOCK == 0) {
                     group.ask(keys + cell*k_step, k_step, min(BLOCK, args.k_cells - cell), lane);
-                    group.begin(&m.q[0][0], lane, t);
+                    group.begin(&m.q[0][0], 32, lane, t);
                 }
                 group.follow((cell - begin) % BLOCK, lane, s[0]);
             }

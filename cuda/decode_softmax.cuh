@@ -14,9 +14,9 @@ using namespace metal;
 
 constexpr uint STEP = 16; // cells of one product
 
-// A query, rotated, as two planes of bytes, and what these are multiplied by, times `unit`. `from` is null for none.
+// A query, rotated, as two planes of bytes, and what these are multiplied by. `from` is null for none.
 template <uint D> __device__ __forceinline__ void prepare_query(
-        const attn_params & p, const uint8_t * from, float unit, uint lane, float * q, signed char * first_plane, signed char * second_plane, float * scale) {
+        const attn_params & p, const uint8_t * from, uint lane, float * q, signed char * first_plane, signed char * second_plane, float * scale) {
     float largest = 0.0f;
     if (from) {
         for (uint i = lane; i < D; i += 32) {
@@ -40,7 +40,7 @@ template <uint D> __device__ __forceinline__ void prepare_query(
         second_plane[i] = (signed char) (int) rintf((x - first)*SECOND_PLANE);
     }
     if (lane == 0) {
-        *scale = largest/127.0f/SECOND_PLANE*unit;
+        *scale = largest/127.0f/SECOND_PLANE;
     }
 }
 
@@ -58,12 +58,13 @@ template <uint K, uint V, uint D, uint QB> struct decode_sums {
         return i/2*4 + t % 2*2 + i % 2;
     }
 
-    __device__ __forceinline__ void begin(const attn_params & p, const float * query_scale, uint first_row, uint used, uint kv_head, uint heads_per_kv, uint t) {
+    // What products are multiplied by: `query_scale` of a row, and `unit`.
+    __device__ __forceinline__ void begin(const attn_params & p, const float * query_scale, float unit, uint first_row, uint used, uint kv_head, uint heads_per_kv, uint t) {
         softcap = p.args.softcap != 0.0f;
 #pragma unroll
         for (uint i = 0; i < 2*QB; ++i) {
             const uint r = row_of(i, t), row = first_row + min(r, used - 1), head = kv_head*heads_per_kv + row % heads_per_kv;
-            factor[i/2][i % 2] = query_scale[r]*(DELTA || softcap ? 1.0f : p.args.scale*LOG2_E);
+            factor[i/2][i % 2] = query_scale[r]*unit*(DELTA || softcap ? 1.0f : p.args.scale*LOG2_E);
             slope[i/2][i % 2] = slope_of(p, head)*LOG2_E;
             ref[i/2][i % 2] = HIDDEN;
             sum[i/2][i % 2] = 0.0f;
@@ -177,13 +178,13 @@ template <uint K, uint V, uint D, uint QB> struct decode_sums {
     }
 };
 
-// The table that V of 4 bits looks up, a copy of each entry for each lane.
-__device__ __forceinline__ void fill_table(uint * table, uint thread, uint threads) {
+// lane_table, with `step` words from entry to entry.
+__device__ __forceinline__ void fill_table(uint * table, uint step, uint thread, uint threads) {
     for (uint i = thread; i < 256; i += threads) {
         const __half2 pair = __floats2half2_rn(kv_levels_4[i % 16], kv_levels_4[i/16]);
         const uint x = *(const uint *) &pair;
         for (uint l = 0; l < 8; ++l) {
-            *(uint4 *) &table[i*32 + (l + i) % 8*4] = make_uint4(x, x, x, x);
+            *(uint4 *) &table[i*step + (l + i) % 8*4] = make_uint4(x, x, x, x);
         }
     }
 }

@@ -20,12 +20,29 @@ __device__ __forceinline__ uint finite(uint halves) {
     return *(const uint *) &x;
 }
 
-// Two halves of the table for byte n of a word.
-__device__ __forceinline__ uint look_up(uint table, uint word, uint n) {
-    uint r;
-    asm("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(table + prmt(word, 0, 0x4440 | n)*128));
-    return r;
-}
+// The table that V of 4 bits looks up: an entry for each byte, two codes, with a copy for each lane. It does not change once it
+// stands, so that loads may be moved.
+struct lane_table {
+    uint at; // the lane's copy of the first entry, an address of shared memory
+
+    // Two halves for byte n of a word.
+    __device__ __forceinline__ uint operator()(uint word, uint n) const {
+        uint r;
+        asm("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(at + prmt(word, 0, 0x4440 | n)*128));
+        return r;
+    }
+};
+
+// The same with 256 bytes from entry to entry, at a multiple of 64 KiB: an address is made by one instruction.
+struct wide_lane_table {
+    uint at;
+
+    __device__ __forceinline__ uint operator()(uint word, uint n) const {
+        uint r;
+        asm("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(prmt(word, at, 0x7604 | n << 4)));
+        return r;
+    }
+};
 
 // Where the weight of a cell, of eight, goes: lane t multiplies cells t and t + 4 of them, two neighbours of the operand. So the
 // lanes of a warp find four rows side by side.
@@ -104,7 +121,7 @@ template <uint KIND, uint D> struct decode_values {
     }
 
     // The levels of cells `first` and the next: of the lane's four values of a scale.
-    __device__ __forceinline__ void levels_of(uint (&x)[4], uint first, uint c, uint scale, uint table, uint g) const {
+    template <typename Table> __device__ __forceinline__ void levels_of(uint (&x)[4], uint first, uint c, uint scale, const Table & table, uint g) const {
         if constexpr (BITS == 8) {
             const uint a = codes[first][c][scale], b = codes[first + 1][c][scale];
             const uint front = prmt(a, b, 0x5140) ^ 0x80808080, back = prmt(a, b, 0x7362) ^ 0x80808080;
@@ -117,7 +134,7 @@ template <uint KIND, uint D> struct decode_values {
             const uint both = scale ? choose(0x0f0f0f0f, a >> 4, b) : choose(0x0f0f0f0f, a, b << 4);
 #pragma unroll
             for (uint n = 0; n < 4; ++n) {
-                x[n] = look_up(table, both, n);
+                x[n] = table(both, n);
             }
         } else {
             // Values 2g and 2g + 1 in the lower half, those 16 behind in the upper, of the two scales in turn.
@@ -151,7 +168,7 @@ template <uint KIND, uint D> struct decode_values {
 
     // w01 and w23 are the weights of row g for cells t and t + 4, t + 8 and t + 12; acc is [chunk][scale][pair of values].
     // `scales_of` gives scale i of two cells, t and t + 4 or those 8 behind.
-    template <typename Scales> __device__ __forceinline__ void add(uint w01, uint w23, uint table, uint g, const Scales & scales_of, float (&acc)[C][2][2][4]) const {
+    template <typename Table, typename Scales> __device__ __forceinline__ void add(uint w01, uint w23, const Table & table, uint g, const Scales & scales_of, float (&acc)[C][2][2][4]) const {
 #pragma unroll
         for (uint i = 0; i < 2*C; ++i) {
             const uint c = i/2, scale = i % 2;

@@ -307,10 +307,9 @@ cudaError_t launch_merge(const attn_params & p, bool early, cudaStream_t stream)
 
 }  // namespace kv
 
-// For tests, and to see what the others take.
-bool kv_cuda_tiles_alone() {
+bool kv_cuda_path_is(const char * name) {
     static const char * const path = getenv("GGML_EXT_CUDA_PATH");
-    return path && strcmp(path, "tile") == 0;
+    return path && strcmp(path, name) == 0;
 }
 
 bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan) {
@@ -318,7 +317,7 @@ bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device &
     if (device.cc < KV_CUDA_OLDEST || !kv::mask_is_small(op)) {
         return false;
     }
-    plan.together = !kv_cuda_tiles_alone() && kv::plan_decode(op, device, plan.main);
+    plan.together = !kv_cuda_path_is("tile") && kv::plan_decode(op, device, plan.main);
     if (!plan.together) {
         kv::plan_tile(op, device, plan.main);
     }

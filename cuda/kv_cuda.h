@@ -67,9 +67,9 @@ struct kv_cuda_attention {
     const void *   columns; // i64: the cell of each column
 };
 
-// Kernels that copy tiles: teams of a block, and tiles that each has at a time.
+// Kernels that copy tiles: teams of a block, tiles that each has at a time, and how many of these lie before the table.
 struct kv_cuda_teams {
-    uint32_t teams, depth;
+    uint32_t teams, depth, front_slots;
 };
 
 // How an attention over some rows is split.
@@ -109,5 +109,6 @@ kv_cuda_expanded kv_cuda_expanded_of(const kv_cuda_attention & op);
 cudaError_t kv_cuda_expand(const kv_cuda_attention & op, float * queries, void * keys, void * values, cudaStream_t stream);
 // results: floats, [stream][token][head][value]
 cudaError_t kv_cuda_leave_domain(const kv_cuda_attention & op, const float * results, cudaStream_t stream);
-// Does the environment ask for the kernels of kv_tile.cu?
-bool        kv_cuda_tiles_alone();
+// What GGML_EXT_CUDA_PATH asks for, to test and to see what each takes: "rows", decoding without bulk copies; "own", nothing by
+// ggml's kernels; "tile", everything by kv_tile.cu.
+bool        kv_cuda_path_is(const char * name);

@@ -4,8 +4,6 @@
 #include "decode_softmax.cuh"
 
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 
 namespace kv {
 namespace {
@@ -34,12 +32,6 @@ bool is_aligned(const void * data, const uint64_t (&nb)[3], uint align) {
     return ((uintptr_t) data | nb[0] | nb[1] | nb[2]) % align == 0;
 }
 
-// For tests, and to see what the others take.
-bool rows_alone() {
-    static const char * const path = getenv("GGML_EXT_CUDA_PATH");
-    return path && strcmp(path, "rows") == 0;
-}
-
 __global__ void kv_probe() {}
 
 // Were the kernels compiled for the current GPU, or for one so old that it has no bulk copies?
@@ -62,7 +54,7 @@ uint bulk_rows(uint rows) {
 }
 
 // Queries of blocks that copy tiles, as bytes: a warp for a row.
-template <uint D> __global__ void __launch_bounds__(128) kv_bulk_queries(const attn_params p, uint block_rows, uint blocks, float unit) {
+template <uint D> __global__ void __launch_bounds__(128) kv_bulk_queries(const attn_params p, uint block_rows, uint blocks) {
     __shared__ float memory[4][D];
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -78,7 +70,7 @@ template <uint D> __global__ void __launch_bounds__(128) kv_bulk_queries(const a
     const uint row = block*block_rows + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
     const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
     signed char * first = p.query_planes + ((size_t) (row_of_all/block_rows)*2*block_rows + r)*D;
-    prepare_query<D>(p, token < args.tokens ? from : nullptr, unit, threadIdx.x % 32, memory[warp], first, first + block_rows*D, p.query_scale + row_of_all);
+    prepare_query<D>(p, token < args.tokens ? from : nullptr, threadIdx.x % 32, memory[warp], first, first + block_rows*D, p.query_scale + row_of_all);
 }
 
 // Can the kernels take the precise rows along?
@@ -105,7 +97,7 @@ static bool plan_bulk(const kv_cuda_attention & op, const decode_choice & choice
     const auto side_by_side = [&](const void * data, const uint64_t (&nb)[3], uint row_bytes) {
         return nb[1] == row_bytes && nb[0] == (uint64_t) row_bytes*op.args.kv_heads && ((uintptr_t) data | nb[2]) % 16 == 0;
     };
-    bool fits = device.cc >= 900 && !rows_alone() && has_bulk_copies() && (!op.mask || op.args.mask_rows[0] == 1) && side_by_side(op.k, op.args.k_nb, op.k_bytes) && side_by_side(op.v, op.args.v_nb, op.v_bytes);
+    bool fits = device.cc >= 900 && !kv_cuda_path_is("rows") && has_bulk_copies() && (!op.mask || op.args.mask_rows[0] == 1) && side_by_side(op.k, op.args.k_nb, op.k_bytes) && side_by_side(op.v, op.args.v_nb, op.v_bytes);
     for (uint i = 0; i < op.parts; ++i) {
         const kv_cuda_recent & part = op.part[i];
         fits = fits && side_by_side(part.k, part.args.k_nb, part.k_bytes) && side_by_side(part.v, part.args.v_nb, part.v_bytes);
@@ -179,7 +171,7 @@ cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, cud
     if (bulk) {
         const uint block_rows = bulk_rows(rows), blocks = divided(rows, block_rows), all = p.args.streams*blocks*p.args.kv_heads*block_rows;
         const auto queries = p.k_size == 64 ? kv_bulk_queries<64> : p.k_size == 128 ? kv_bulk_queries<128> : kv_bulk_queries<256>;
-        queries<<<divided(all, 4), 128, 0, stream>>>(p, block_rows, blocks, level_unit(p.k_kind));
+        queries<<<divided(all, 4), 128, 0, stream>>>(p, block_rows, blocks);
         err = cudaGetLastError();
         return err == cudaSuccess ? launch_early(kernel, dim3(blocks, chunks, p.args.streams), 32*p.args.kv_heads*plan.bulk.teams, plan.shared_bytes, stream, p) : err;
     }

@@ -2,7 +2,7 @@
 // kv_decode.cu does not know. What they take is memory for the halves of one layer.
 //
 //     q' = R q                     floats                          kv_expand_queries
-//     k', v'                       [stream][KV head][cell][value]  kv_expand_rows, kv_expand_groups
+//     k', v'                       [stream][KV head][cell][value]  kv_expand_rows, _4_bit, _groups
 //     precise rows of recent cells in place of theirs              kv_expand_columns
 //     o  = R^-1 o'                                                 kv_merge, of one chunk
 
@@ -55,6 +55,36 @@ __global__ void __launch_bounds__(THREADS) kv_expand_rows(const expand_params p)
         float x[4], scale;
         four_of(rows + cell*p.nb[0], p.kind, p.size, i, levels, x, scale);
         store_four(place_of(p, cell, head, stream, width) + i, x[0]*scale, x[1]*scale, x[2]*scale, x[3]*scale);
+    }
+}
+
+// The same of rows of 4 bits that stand alone: a thread takes a word, four values of one scale and four of the next.
+__global__ void __launch_bounds__(THREADS) kv_expand_4_bit(const expand_params p) {
+    __shared__ uint pairs[256];
+    const uint size = p.size, words = size/8, head = blockIdx.y, stream = blockIdx.z, first = blockIdx.x*CELLS;
+    const uint8_t * rows = p.rows + head*p.nb[1] + stream*p.nb[2];
+    fill_pairs(1.0f, threadIdx.x, pairs);
+    __syncthreads();
+    const bool whole = is_whole(rows + size/32) && p.nb[0] % 4 == 0;
+    const uint count = ::min(CELLS, p.cells - first)*words;
+#pragma unroll 4
+    for (uint n = threadIdx.x; n < count; n += THREADS) {
+        const uint cell = first + n/words, word = n % words, c = word/8, j = word % 8*4;
+        const uint8_t * row = rows + cell*p.nb[0];
+        const uint both = *(const uint16_t *) (row + 2*c), codes = word_at(row + size/32 + 4*word, whole);
+        const uint low = codes & 0x0f0f0f0f, high = codes >> 4 & 0x0f0f0f0f, l = low | low >> 4, h = high | high >> 4;
+        const uint found[4] = { pairs[l & 0xff], pairs[l >> 16 & 0xff], pairs[h & 0xff], pairs[h >> 16 & 0xff] };
+        uint x[4];
+#pragma unroll
+        for (uint i = 0; i < 4; ++i) {
+            const float scale = kv_srft_scale(both >> i/2*8)*kv_srft_unit(4);
+            const ::float2 two = __half22float2(*(const __half2 *) &found[i]);
+            const __half2 y = __floats2half2_rn(two.x*scale, two.y*scale);
+            x[i] = *(const uint *) &y;
+        }
+        __half * to = place_of(p, cell, head, stream, size) + 64*c + j;
+        *(uint2 *) to        = make_uint2(x[0], x[1]);
+        *(uint2 *) (to + 32) = make_uint2(x[2], x[3]);
     }
 }
 
@@ -192,6 +222,8 @@ cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaS
     set_strides(p.nb, values ? args.v_nb : args.k_nb);
     if (KV_KIND_IS_DELTA(p.kind)) {
         kv_expand_groups<<<dim3(divided(args.cells, WARPS*KV_DELTA_CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
+    } else if (p.kind == KV_KIND_SRFT4 && p.size % 64 == 0) {
+        kv_expand_4_bit<<<dim3(divided(args.cells, CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
     } else {
         kv_expand_rows<<<dim3(divided(args.cells, CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
     }

@@ -159,7 +159,7 @@ static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     const kv_cuda_attention attention = describe_attention(op);
     kv_cuda_plan plan;
     const bool planned = kv_cuda_plan_attention(attention, device_of(ctx.device), plan);
-    if (!plan.together && !kv_cuda_tiles_alone()) {
+    if (!plan.together && !kv_cuda_path_is("tile") && !kv_cuda_path_is("own")) {
         expanded_op expanded(ctx.device, op, attention);
         if (expanded.supported) {
             return attend_expanded(ctx, attention, expanded);
