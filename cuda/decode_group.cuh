@@ -19,7 +19,6 @@ template <uint KIND, uint D, uint QB> struct decode_group {
     uint  kinds[2][2];  // bits 0 of the kinds of cells 0 to 31, of the others; bits 1
     float base[QB][2];  // q.m
     float carry[QB][2]; // w of the cell before
-    float powers;       // RHO^(g + 1)
     bool  written;      // is there one?
 
     // Asks for the slots of a group's rows: they carry the I-frame and what the rows are.
@@ -65,7 +64,6 @@ template <uint KIND, uint D, uint QB> struct decode_group {
             base[i/2][i % 2] = t % 2 ? dots[i/2*4 + 2 + i % 2] : dots[i/2*4 + i % 2];
             carry[i/2][i % 2] = 0.0f;
         }
-        powers = exp2f(-0.514573172f*(float) (lane/4 + 1)); // log2 RHO
         written = false;
     }
 
@@ -73,33 +71,23 @@ template <uint KIND, uint D, uint QB> struct decode_group {
     __device__ __forceinline__ void follow(uint first, uint lane, float (&s)[QB][4]) {
         const uint g = lane/4, last = 28 + lane % 4;
         const uint bits[2] = { (first < 32 ? kinds[0][0] : kinds[0][1]) >> first % 32, (first < 32 ? kinds[1][0] : kinds[1][1]) >> first % 32 };
-        bool empty[2] = { false, false }, alone[2] = { false, false };
+        bool empty[2], alone[2];
         float factor[2][3], whole[2];
-        // Mostly each cell is chained to the one before.
-        if (written && (bits[0] & bits[1] & 0xffff) == 0xffff) {
-            constexpr float POWERS[3] = { KV_DELTA_RHO, KV_DELTA_RHO*KV_DELTA_RHO, KV_DELTA_RHO*KV_DELTA_RHO*KV_DELTA_RHO*KV_DELTA_RHO };
+#pragma unroll
+        for (uint n = 0; n < 2; ++n) {
+            const uint kind = (bits[0] >> (g + 8*n) & 1) | (bits[1] >> (g + 8*n) & 1) << 1;
+            empty[n] = kind == KV_DELTA_EMPTY;
+            alone[n] = kind == KV_DELTA_ALONE;
+            const bool before = __shfl_up_sync(KV_ALL_LANES, (int) !empty[n], 4) != 0;
+            float f = kind == KV_DELTA_CHAINED && (g == 0 ? written : before) ? KV_DELTA_RHO : 0.0f;
 #pragma unroll
             for (uint i = 0; i < 3; ++i) {
-                factor[0][i] = factor[1][i] = g >= 1u << i ? POWERS[i] : 0.0f;
+                const float other = __shfl_up_sync(KV_ALL_LANES, f, 4u << i);
+                factor[n][i] = g >= 1u << i ? f : 0.0f;
+                f = g >= 1u << i ? f*other : f;
             }
-            whole[0] = whole[1] = powers;
-        } else {
-#pragma unroll
-            for (uint n = 0; n < 2; ++n) {
-                const uint kind = (bits[0] >> (g + 8*n) & 1) | (bits[1] >> (g + 8*n) & 1) << 1;
-                empty[n] = kind == KV_DELTA_EMPTY;
-                alone[n] = kind == KV_DELTA_ALONE;
-                const bool before = __shfl_up_sync(KV_ALL_LANES, (int) !empty[n], 4) != 0;
-                float f = kind == KV_DELTA_CHAINED && (g == 0 ? written : before) ? KV_DELTA_RHO : 0.0f;
-#pragma unroll
-                for (uint i = 0; i < 3; ++i) {
-                    const float other = __shfl_up_sync(KV_ALL_LANES, f, 4u << i);
-                    factor[n][i] = g >= 1u << i ? f : 0.0f;
-                    f = g >= 1u << i ? f*other : f;
-                }
-                whole[n] = f;
-                written = __shfl_sync(KV_ALL_LANES, (int) !empty[n], last) != 0;
-            }
+            whole[n] = f;
+            written = __shfl_sync(KV_ALL_LANES, (int) !empty[n], last) != 0;
         }
 #pragma unroll
         for (uint qb = 0; qb < QB; ++qb) {
