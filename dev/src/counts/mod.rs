@@ -39,7 +39,8 @@ impl Way {
 }
 
 /// The instruction sets that have numbers, and whether callgrind knows them.
-const ISAS: [(&str, bool); 4] = [("scalar", true), ("avx2", true), ("avxvnni", false), ("avx512", false)];
+const ISAS: [(&str, bool); 5] =
+    [("scalar", true), ("avx2", true), ("avxvnni", false), ("avx512bw", false), ("avx512", false)];
 /// Why the scalar loops are not counted: stepping through them takes minutes.
 pub const NO_VALGRIND: &str = "no valgrind: apt-get install valgrind";
 /// Counted both ways.

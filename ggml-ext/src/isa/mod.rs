@@ -210,6 +210,7 @@ pub fn available() -> &'static [&'static Kernels] {
         #[cfg(target_arch = "x86_64")]
         {
             tables.extend(avx512::kernels());
+            tables.extend(avx512::bw_kernels());
             tables.extend(avx2::vnni_kernels());
             tables.extend(avx2::kernels());
         }

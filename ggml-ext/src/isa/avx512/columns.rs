@@ -4,14 +4,16 @@
 //! levels  per bundle of 16 cells: width / 4 columns of 64 bytes; lane c of column j = values 4j..4j+4 of cell c
 //! ```
 
+use super::products::Products;
 use super::unpack::{nibble_levels, nibble_table};
 use super::BIAS;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
 use crate::codec::RowFormat;
 use crate::isa::generic::{code_bytes, opaque, unpack_turned, with_chunks, PackedRows};
-use crate::isa::{by_rows, LevelBlock, Queries, BUNDLE, CELLS};
+use crate::isa::{by_rows, LevelBlock, Queries, BUNDLE, CELLS, MAX_WIDTH};
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 /// Fills the levels of a block.
 #[inline]
@@ -104,25 +106,25 @@ pub(super) fn words_of_4(v: [__m512i; 4]) -> [__m512i; 4] {
     [_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c), _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)]
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
-pub(super) unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
+/// See [`crate::isa::Kernels::dot_levels`].
+#[inline(always)]
+pub(super) unsafe fn dot_levels<P: Products>(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
     by_rows!(q.count, [1 2 3 4 5 6], |first, COUNT| {
         // Enough sums under way to hide the latency of the products, not more than there are registers.
         const BUNDLES: usize = if COUNT <= 3 { 4 } else { 2 };
         // SAFETY: the caller's promise is passed on.
         unsafe {
             match k.scale_group {
-                32 => dot_rows::<COUNT, BUNDLES, 32>(k, n, q, first, out),
-                _ => dot_rows::<COUNT, BUNDLES, 16>(k, n, q, first, out),
+                32 => dot_rows::<P, COUNT, BUNDLES, 32>(k, n, q, first, out),
+                _ => dot_rows::<P, COUNT, BUNDLES, 16>(k, n, q, first, out),
             }
         }
     });
 }
 
 /// H rows against B bundles at a time.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
-unsafe fn dot_rows<const H: usize, const B: usize, const GROUP: usize>(
+#[inline(always)]
+unsafe fn dot_rows<P: Products, const H: usize, const B: usize, const GROUP: usize>(
     k: LevelBlock,
     n: usize,
     q: Queries,
@@ -130,6 +132,15 @@ unsafe fn dot_rows<const H: usize, const B: usize, const GROUP: usize>(
     out: *mut f32,
 ) {
     let (width, groups) = (k.width, k.width / GROUP);
+    let mut room = MaybeUninit::<[[i32; MAX_WIDTH / 2]; H]>::uninit();
+    let mut rows = [std::ptr::null(); H];
+    for (h, row) in rows.iter_mut().enumerate() {
+        // SAFETY: a row of q, and room for the widest.
+        unsafe {
+            let room = room.as_mut_ptr().cast::<i32>().add(h * MAX_WIDTH / 2);
+            *row = P::query_words(q.bytes.add((first + h) * width), width, room);
+        }
+    }
     for c in (0..n).step_by(B * BUNDLE) {
         // SAFETY: B bundles of the block, which has room for CELLS whatever n is; H rows of q and out.
         unsafe {
@@ -140,18 +151,22 @@ unsafe fn dot_rows<const H: usize, const B: usize, const GROUP: usize>(
                     *dots = [_mm512_set1_epi32(*q.sums.add((first + h) * groups + g) * -i32::from(BIAS)); B];
                 }
                 let levels = k.levels.add(c * width + 16 * g * GROUP);
-                let words = q.bytes.add(first * width + g * GROUP);
                 for j in 0..GROUP / 4 {
-                    let x: [__m512i; B] =
-                        std::array::from_fn(|b| _mm512_loadu_si512(levels.add(b * BUNDLE * width + 64 * j).cast()));
-                    for (h, dots) in dots.iter_mut().enumerate() {
-                        let word = _mm512_set1_epi32(words.add(h * width + 4 * j).cast::<i32>().read_unaligned());
+                    let mut x = [P::levels(levels.add(64 * j)); B];
+                    for (b, x) in x.iter_mut().enumerate() {
+                        *x = P::levels(levels.add(b * BUNDLE * width + 64 * j));
+                    }
+                    for (&row, dots) in rows.iter().zip(&mut dots) {
+                        let quad = P::quad(row, width, g * GROUP / 4 + j);
                         for b in 0..B {
-                            dots[b] = _mm512_dpbusd_epi32(dots[b], x[b], word);
+                            dots[b] = P::add_quads(dots[b], x[b], quad);
                         }
                     }
                 }
-                let scales: [__m512; B] = std::array::from_fn(|b| _mm512_loadu_ps(k.scale_at(c + b * BUNDLE, g)));
+                let mut scales = [_mm512_setzero_ps(); B];
+                for (b, scales) in scales.iter_mut().enumerate() {
+                    *scales = _mm512_loadu_ps(k.scale_at(c + b * BUNDLE, g));
+                }
                 for h in 0..H {
                     let of_query = _mm512_set1_ps(*q.scales.add((first + h) * groups + g));
                     for b in 0..B {

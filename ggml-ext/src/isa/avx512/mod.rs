@@ -1,7 +1,7 @@
-//! AVX-512 with VNNI.
+//! AVX-512 with BW, DQ and VL, and the same with VNNI. No instruction of VBMI is used.
 //!
-//! `vpdpbusd` multiplies unsigned by signed bytes, four to a lane, and adds. Both products of attention are made of it,
-//! with levels as the unsigned side (128 added, which one subtraction per group undoes):
+//! The two tables differ in how they multiply ([`products`]); loops and layouts are shared. Levels are unsigned bytes (128
+//! added, which one subtraction per group undoes), and a product takes four of them in each lane:
 //!
 //! - scores ([`columns`]): a lane is a cell, so a register holds four values of sixteen cells, queries come as broadcast
 //!   words of four values, and sums need no shuffles at the end;
@@ -13,6 +13,7 @@
 mod columns;
 mod matrix;
 mod polar;
+mod products;
 mod quads;
 mod unpack;
 
@@ -23,48 +24,81 @@ use crate::codec::polar::Polar;
 use crate::codec::{Format, RowFormat};
 use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;
+use products::{Madd, Vnni};
 use std::arch::x86_64::*;
 
-/// The table, where the CPU has the instructions.
-pub fn kernels() -> Option<&'static Kernels> {
-    static KERNELS: Kernels = Kernels {
-        name: "avx512",
-        encode,
-        decode,
-        encode_key,
-        follow,
-        frame_and_chain,
-        chain_scores,
-        rotate,
-        rotate_back,
-        unpack: unpack::unpack,
-        widen: matrix::widen,
-        quantize_query,
-        dot_levels: columns::dot_levels,
-        dot_floats,
-        weigh_levels: quads::weigh_levels,
-        expand: matrix::expand,
-        gemm64: matrix::gemm64,
-        transpose: matrix::transpose,
-        softcap,
-        sight,
-        mask_scores,
-        exponentials,
-        scale,
-        polar_tables,
-        polar_scores: polar::scores,
-    };
+const AVX512BW: Kernels = Kernels {
+    name: "avx512bw",
+    encode,
+    decode,
+    encode_key,
+    follow,
+    frame_and_chain,
+    chain_scores,
+    rotate,
+    rotate_back,
+    unpack: unpack::unpack,
+    widen: matrix::widen,
+    quantize_query,
+    dot_levels,
+    dot_floats,
+    weigh_levels,
+    expand: matrix::expand,
+    gemm64: matrix::gemm64,
+    transpose: matrix::transpose,
+    softcap,
+    sight,
+    mask_scores,
+    exponentials,
+    scale,
+    polar_tables,
+    polar_scores: polar::scores,
+};
+
+/// The table without VNNI, where the CPU has the instructions.
+pub fn bw_kernels() -> Option<&'static Kernels> {
+    static KERNELS: Kernels = AVX512BW;
     let there = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vnni")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c");
     there.then_some(&KERNELS)
 }
 
-compile_portable_kernels!("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c", F32x16);
+/// The table with VNNI, where the CPU has the instructions.
+pub fn kernels() -> Option<&'static Kernels> {
+    static KERNELS: Kernels =
+        Kernels { name: "avx512", dot_levels: vnni_dot_levels, weigh_levels: vnni_weigh_levels, ..AVX512BW };
+    bw_kernels().filter(|_| is_x86_feature_detected!("avx512vnni")).map(|_| &KERNELS)
+}
+
+compile_portable_kernels!("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c", F32x16);
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
+unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { columns::dot_levels::<Madd>(k, n, q, out) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
+unsafe fn vnni_dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { columns::dot_levels::<Vnni>(k, n, q, out) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
+unsafe fn weigh_levels(v: LevelBlock, _n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { quads::weigh_levels::<Madd>(v, weights, rows, acc) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
+unsafe fn vnni_weigh_levels(v: LevelBlock, _n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { quads::weigh_levels::<Vnni>(v, weights, rows, acc) }
+}
 
 /// Sixteen lanes in one register.
 #[derive(Clone, Copy)]

@@ -4,10 +4,11 @@
 //! levels  per quad of 4 cells: width / 16 pieces of 64 bytes; lane i of piece j = value 16j + i of the four cells
 //! ```
 //!
-//! A weight times a scale becomes a 16-bit number, and that a high and a low byte, each signed: two `vpdpbusd` take four
-//! cells of sixteen values, and levels are never converted to floats. What a row loses is 1/65024 of the largest product
+//! A weight times a scale becomes a 16-bit number, and four of them two words ([`Products::weight_words`]): two products take
+//! four cells of sixteen values, and levels are never converted to floats. What a row loses is 1/65024 of the largest product
 //! of a cell's weight and scale in the block, far below what 8-bit queries leave.
 
+use super::products::Products;
 use super::unpack::{nibble_levels, nibble_table};
 use super::BIAS;
 use crate::codec::levels::Packing;
@@ -97,9 +98,27 @@ fn values_of_4(v: [__m512i; 4]) -> [__m512i; 4] {
 /// Bundles of a block: sums are taken over all of them, since weights and scales are zero where there is no cell.
 const BUNDLES: usize = CELLS / BUNDLE;
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
-pub(super) unsafe fn weigh_levels(v: LevelBlock, _n: usize, weights: *const f32, rows: usize, acc: *mut f32) {
-    // The largest scale of each cell: a sink has much weight and small values, and must not set the unit of the others.
+/// See [`crate::isa::Kernels::weigh_levels`].
+#[inline(always)]
+pub(super) unsafe fn weigh_levels<P: Products>(v: LevelBlock, weights: *const f32, rows: usize, acc: *mut f32) {
+    // SAFETY: scales of all bundles.
+    let tops = unsafe { largest_scales(v) };
+    by_rows!(rows, [1 2 3 4 5 6], |first, COUNT| {
+        // SAFETY: COUNT rows of weights and sums.
+        unsafe {
+            let (weights, acc) = (weights.add(first * CELLS), acc.add(first * v.width));
+            match v.scale_group {
+                32 => weigh_rows::<P, COUNT, 2>(v, &tops, weights, acc),
+                _ => weigh_rows::<P, COUNT, 1>(v, &tops, weights, acc),
+            }
+        }
+    });
+}
+
+/// The largest scale of each cell: a sink has much weight and small values, and must not set the unit of the others.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+unsafe fn largest_scales(v: LevelBlock) -> [__m512; BUNDLES] {
     let mut tops = [_mm512_setzero_ps(); BUNDLES];
     for (b, top) in tops.iter_mut().enumerate() {
         for g in 0..v.scale_groups() {
@@ -108,72 +127,67 @@ pub(super) unsafe fn weigh_levels(v: LevelBlock, _n: usize, weights: *const f32,
             *top = _mm512_max_ps(*top, _mm512_abs_ps(scales));
         }
     }
-    by_rows!(rows, [1 2 3 4 5 6], |first, COUNT| {
-        // SAFETY: COUNT rows of weights and sums.
-        unsafe {
-            let (weights, acc) = (weights.add(first * CELLS), acc.add(first * v.width));
-            match v.scale_group {
-                32 => weigh_rows::<COUNT, 2>(v, &tops, weights, acc),
-                _ => weigh_rows::<COUNT, 1>(v, &tops, weights, acc),
-            }
-        }
-    });
+    tops
 }
 
 /// H rows of weights; a group is PIECES registers of values.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]
-unsafe fn weigh_rows<const H: usize, const PIECES: usize>(
+#[inline(always)]
+unsafe fn weigh_rows<P: Products, const H: usize, const PIECES: usize>(
     v: LevelBlock,
     tops: &[__m512; BUNDLES],
     weights: *const f32,
     acc: *mut f32,
 ) {
     let width = v.width;
-    let zero = _mm512_setzero_si512();
     // SAFETY: H rows of CELLS weights and of `width` sums; a whole block.
     unsafe {
         let mut scaled = [[_mm512_setzero_ps(); BUNDLES]; H];
         let mut unit = [0.0f32; H];
         for h in 0..H {
-            let w: [__m512; BUNDLES] = std::array::from_fn(|b| _mm512_loadu_ps(weights.add(h * CELLS + b * BUNDLE)));
             let mut most = _mm512_setzero_ps();
             for b in 0..BUNDLES {
-                most = _mm512_max_ps(most, _mm512_mul_ps(w[b], tops[b]));
+                scaled[h][b] = _mm512_loadu_ps(weights.add(h * CELLS + b * BUNDLE));
+                most = _mm512_max_ps(most, _mm512_mul_ps(scaled[h][b], tops[b]));
             }
             // Below this nothing is left in f32 either.
             let largest = _mm512_reduce_max_ps(most).max(1e-30);
             unit[h] = largest * (1.0 / LARGEST);
             let factor = _mm512_set1_ps(LARGEST / largest);
-            scaled[h] = w.map(|w| _mm512_mul_ps(w, factor));
+            for w in &mut scaled[h] {
+                *w = _mm512_mul_ps(*w, factor);
+            }
         }
         for g in 0..v.scale_groups() {
-            let scales: [__m512; BUNDLES] = std::array::from_fn(|b| _mm512_loadu_ps(v.scale_at(b * BUNDLE, g)));
-            let mut split = [SplitWeights { high: [0; CELLS / 4], low: [0; CELLS / 4], bias: zero }; H];
-            for h in 0..H {
-                split_weights(&scaled[h], &scales, &mut split[h]);
+            let mut scales = [_mm512_setzero_ps(); BUNDLES];
+            for (b, scales) in scales.iter_mut().enumerate() {
+                *scales = _mm512_loadu_ps(v.scale_at(b * BUNDLE, g));
             }
-            let mut high = [[zero; PIECES]; H];
-            let mut low = [[zero; PIECES]; H];
+            let mut split =
+                [SplitWeights { first: [0; CELLS / 4], second: [0; CELLS / 4], bias: _mm512_setzero_si512() }; H];
+            for h in 0..H {
+                split_weights::<P>(&scaled[h], &scales, &mut split[h]);
+            }
+            let mut sums = [[P::no_sums(); PIECES]; H];
             for b in 0..BUNDLES {
                 for quad in 0..4 {
                     let levels = v.levels.add((b * BUNDLE + 4 * quad) * width + 64 * g * PIECES);
-                    let x: [__m512i; PIECES] = std::array::from_fn(|i| _mm512_loadu_si512(levels.add(64 * i).cast()));
+                    let mut x = [P::levels(levels); PIECES];
+                    for (i, x) in x.iter_mut().enumerate() {
+                        *x = P::levels(levels.add(64 * i));
+                    }
                     for h in 0..H {
                         // Quads lie in the order that packing leaves them in.
                         let at = 4 * quad + b;
-                        let (up, down) = (_mm512_set1_epi32(split[h].high[at]), _mm512_set1_epi32(split[h].low[at]));
+                        let words = [_mm512_set1_epi32(split[h].first[at]), _mm512_set1_epi32(split[h].second[at])];
                         for i in 0..PIECES {
-                            high[h][i] = _mm512_dpbusd_epi32(high[h][i], x[i], up);
-                            low[h][i] = _mm512_dpbusd_epi32(low[h][i], x[i], down);
+                            sums[h][i] = P::add_weighted(sums[h][i], x[i], words);
                         }
                     }
                 }
             }
             for h in 0..H {
                 for i in 0..PIECES {
-                    let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(high[h][i]), low[h][i]);
-                    let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, split[h].bias));
+                    let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(P::total(sums[h][i]), split[h].bias));
                     let to = acc.add(h * width + 16 * (g * PIECES + i));
                     _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, _mm512_set1_ps(unit[h]), _mm512_loadu_ps(to)));
                 }
@@ -182,35 +196,40 @@ unsafe fn weigh_rows<const H: usize, const PIECES: usize>(
     }
 }
 
-/// 16-bit weights of a block as two signed bytes each. Word 4 * quad + bundle has the four cells of that quad.
+/// 16-bit weights of a block: words 4 * quad + bundle have the four cells of that quad.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct SplitWeights {
-    high: [i32; CELLS / 4],
-    low: [i32; CELLS / 4],
+    first: [i32; CELLS / 4],
+    second: [i32; CELLS / 4],
     /// What the bias of the levels adds to a sum, in every lane.
     bias: __m512i,
 }
 
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn split_weights(weights: &[__m512; BUNDLES], scales: &[__m512; BUNDLES], split: &mut SplitWeights) {
-    let product = |b: usize| _mm512_cvtps_epi32(_mm512_mul_ps(weights[b], scales[b]));
-    let pairs = [_mm512_packs_epi32(product(0), product(1)), _mm512_packs_epi32(product(2), product(3))];
-    let one = _mm512_set1_epi16(1);
-    let mut total = _mm512_add_epi32(_mm512_madd_epi16(pairs[0], one), _mm512_madd_epi16(pairs[1], one));
-    total = _mm512_add_epi32(total, _mm512_shuffle_i32x4::<0x4e>(total, total));
-    total = _mm512_add_epi32(total, _mm512_shuffle_i32x4::<0xb1>(total, total));
-    total = _mm512_add_epi32(total, _mm512_shuffle_epi32::<0x4e>(total));
-    total = _mm512_add_epi32(total, _mm512_shuffle_epi32::<0xb1>(total));
-    // x = 256 * high + low with low in -128..128.
-    let high = pairs.map(|x| _mm512_srai_epi16::<8>(_mm512_add_epi16(x, _mm512_set1_epi16(128))));
-    let low = pairs.map(|x| _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(x)));
-    split.bias = _mm512_slli_epi32::<7>(total);
-    // SAFETY: 64 bytes each.
+#[inline(always)]
+unsafe fn split_weights<P: Products>(
+    weights: &[__m512; BUNDLES],
+    scales: &[__m512; BUNDLES],
+    split: &mut SplitWeights,
+) {
+    // SAFETY: AVX-512 BW is the caller's promise; 64 bytes are stored each.
     unsafe {
-        _mm512_store_si512(split.high.as_mut_ptr().cast(), _mm512_packs_epi16(high[0], high[1]));
-        _mm512_store_si512(split.low.as_mut_ptr().cast(), _mm512_packs_epi16(low[0], low[1]));
+        let mut products = [_mm512_setzero_si512(); BUNDLES];
+        for b in 0..BUNDLES {
+            products[b] = _mm512_cvtps_epi32(_mm512_mul_ps(weights[b], scales[b]));
+        }
+        let [a, b, c, d] = products;
+        let pairs = [_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d)];
+        let one = _mm512_set1_epi16(1);
+        let mut total = _mm512_add_epi32(_mm512_madd_epi16(pairs[0], one), _mm512_madd_epi16(pairs[1], one));
+        total = _mm512_add_epi32(total, _mm512_shuffle_i32x4::<0x4e>(total, total));
+        total = _mm512_add_epi32(total, _mm512_shuffle_i32x4::<0xb1>(total, total));
+        total = _mm512_add_epi32(total, _mm512_shuffle_epi32::<0x4e>(total));
+        total = _mm512_add_epi32(total, _mm512_shuffle_epi32::<0xb1>(total));
+        split.bias = _mm512_slli_epi32::<7>(total);
+        let [first, second] = P::weight_words(pairs);
+        _mm512_store_si512(split.first.as_mut_ptr().cast(), first);
+        _mm512_store_si512(split.second.as_mut_ptr().cast(), second);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::isa::generic::{
 use crate::isa::{LevelBlock, Role, BUNDLE, CELLS};
 use std::arch::x86_64::*;
 
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")]
 pub(super) unsafe fn unpack(
     layout: &LevelLayout,
     data: *const u8,
@@ -34,7 +34,7 @@ pub(super) unsafe fn unpack(
 }
 
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")]
 unsafe fn unpack_bundles(rows: PackedRows, role: Role, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
