@@ -36,7 +36,7 @@ pub struct Options {
     /// Pairs K/V,… (T alone is T/T; default: all of ours); f16, q8_0 and q4_0 are always measured
     #[arg(long, value_name = "K/V,…", value_delimiter = ',')]
     pub types: Vec<String>,
-    /// Instruction sets of ours: avx512, avx2, scalar, … (default: the best)
+    /// Instruction sets of ours: avx512, avx2, scalar, …; `all` is every one of this CPU but scalar (default: the best)
     #[arg(long, value_name = "ISA,…", value_delimiter = ',')]
     pub isa: Vec<String>,
     /// Threads (default: all cores)
@@ -84,12 +84,8 @@ pub fn bench(options: &Options) -> Result<()> {
         bandwidth::measure(&plan.threads, if options.quick { 3 } else { 5 })
     };
     let read: Vec<(usize, f64)> = plan.threads.iter().copied().zip(read).collect();
-    let isas: Vec<Option<&str>> = match options.isa.as_slice() {
-        [] => vec![None],
-        some => some.iter().map(|name| Some(name.as_str())).collect(),
-    };
     let mut rows = Vec::new();
-    for isa in isas {
+    for isa in isas(&options.isa) {
         rows.extend(worker::collect(&plan, &library, isa, options.build.metal)?);
     }
     let report = report::Report { plan: &plan, rows, read, others: watch.others() };
@@ -103,4 +99,30 @@ pub fn bench(options: &Options) -> Result<()> {
         None => print!("{}", report.as_text()),
     }
     Ok(())
+}
+
+/// The instruction sets to measure, each in a child; None is the best one.
+fn isas(wanted: &[String]) -> Vec<Option<&str>> {
+    match wanted {
+        [] => vec![None],
+        [all] if all == "all" => {
+            ggml_ext::isa::available().iter().map(|k| k.name).filter(|&name| name != "scalar").map(Some).collect()
+        }
+        some => some.iter().map(|name| Some(name.as_str())).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_instruction_sets_are_those_of_this_cpu() {
+        assert_eq!(isas(&[]), [None]);
+        assert_eq!(isas(&["avx2".into(), "scalar".into()]), [Some("avx2"), Some("scalar")]);
+        let wanted = ["all".into()];
+        let all = isas(&wanted);
+        assert_eq!(all.len(), ggml_ext::isa::available().len() - 1);
+        assert!(!all.contains(&Some("scalar")) && !all.contains(&None));
+    }
 }
