@@ -79,8 +79,8 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
         for (uint teams = most_warps/heads; teams > 0; --teams) {
             const uint depth = (front_slots + back_slots)/(2*teams)/UNIT*UNIT;
             // Sums of the warps take the place of the table, or of the slots.
-            const bool sums_fit = WITH_TABLE || at.back + heads*teams*ROWS*D*4 <= end;
-            if (depth > 0 && sums_fit && shared_bytes >= TABLE) {
+            const bool sums_fit = WITH_TABLE ? at.back <= end : at.back + heads*teams*ROWS*D*4 <= end;
+            if (depth > 0 && sums_fit) {
                 return { teams, depth > MOST_DEPTH ? MOST_DEPTH : depth, front_slots };
             }
         }

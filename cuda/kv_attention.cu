@@ -61,7 +61,7 @@ constexpr uint MERGE_THREADS = 512, AHEAD = 9;
 // A block for a result. A thread takes four values of every n-th chunk, and asks for its chunks before it knows their weights:
 // each is a wait for memory.
 template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(const attn_params p) {
-    extern __shared__ float memory[];
+    extern __shared__ __align__(16) float memory[];
     __shared__ float reduced[2][MERGE_THREADS/32];
     const uint size = SIZE ? SIZE : p.v_size, width = kv_width(p.v_kind, size), chunks = p.args.chunks;
     const uint lanes = width/4, parts = blockDim.x/lanes, part = threadIdx.x/lanes, value = threadIdx.x % lanes*4;
@@ -123,11 +123,13 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
 #pragma unroll
         for (uint n = 0; n < AHEAD; ++n) {
             const float weight = first + n*parts < chunks ? weights[first + n*parts] : 0.0f;
+            // ggml's results of a row that sees no cell are none.
+            const auto clean = [&](float y) { return p.metas || fabsf(y) <= FLT_MAX ? y : 0.0f; };
             if (weight != 0.0f) {
-                x.x = fmaf(weight, ahead[n].x, x.x);
-                x.y = fmaf(weight, ahead[n].y, x.y);
-                x.z = fmaf(weight, ahead[n].z, x.z);
-                x.w = fmaf(weight, ahead[n].w, x.w);
+                x.x = fmaf(weight, clean(ahead[n].x), x.x);
+                x.y = fmaf(weight, clean(ahead[n].y), x.y);
+                x.z = fmaf(weight, clean(ahead[n].z), x.z);
+                x.w = fmaf(weight, clean(ahead[n].w), x.w);
             }
         }
     }

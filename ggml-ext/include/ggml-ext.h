@@ -306,6 +306,9 @@ size_t ggml_ext_band_order(int32_t id, int32_t *order, size_t size);
 // Does a K tensor of this type need a calibration?
 bool ggml_ext_needs_calibration(int32_t id);
 
+// Are keys of this type predicted from others, so that they gain by a calibration? Of a spec: those of most layers.
+bool ggml_ext_predicts(int32_t id);
+
 // Encodes rows of a concrete type: n is a multiple of the head size. False (nothing written) for other ids or sizes.
 // Where cells are coded together, the rows are those of one head in consecutive cells from the beginning of a group.
 // Safety: `src` holds n values, `dst` has room for their rows.
@@ -496,6 +499,7 @@ bool ggml_ext_state_recode(int32_t id,
     X(ggml_ext_calibration_file) \
     X(ggml_ext_band_order) \
     X(ggml_ext_needs_calibration) \
+    X(ggml_ext_predicts) \
     X(ggml_ext_encode) \
     X(ggml_ext_encode_ref) \
     X(ggml_ext_decode) \

@@ -29,6 +29,7 @@ class ggml_ext_calibrated {
         char file[8192];
         named        = ggml_ext_calibration_file((int32_t) type_k, ggml_ext_model_path(&model).c_str(), file, sizeof(file));
         path         = file;
+        predicted    = ggml_ext_predicts((int32_t) type_k);
         arch         = model.arch_name();
         is_mla       = model.hparams.is_mla() || arch == "deepseek4";
         no_alloc     = model.hparams.no_alloc;
@@ -42,6 +43,10 @@ class ggml_ext_calibrated {
     void add_layer(size_t ikv, uint32_t il, const ggml_tensor * k, int64_t n_head, ggml_backend_buffer_type_t buft) {
         const bool needs = ggml_ext_needs_calibration(k->type);
         if ((!named && !needs) || n_head == 0 || k->ne[0] == 0) {
+            return;
+        }
+        // The guard raised it, since its keys are large: turned, they would lose more than they gain.
+        if (predicted && !ggml_ext_predicts(k->type)) {
             return;
         }
         if (is_mla) {
@@ -170,7 +175,7 @@ class ggml_ext_calibrated {
 
     // while the cache is made
     std::string                         path, arch;
-    bool                                named = false, is_mla = false, no_alloc = false;
+    bool                                named = false, predicted = false, is_mla = false, no_alloc = false;
     std::function<uint64_t()>           model_digest;
     std::optional<ggml_ext_calibration> file;
     std::vector<std::pair<const ggml_ext_calibration::layer *, layer>> pending;

@@ -89,7 +89,9 @@ struct expanded_op {
         op.src[2] = &v;
         op.src[3] = from->src[3];
         op.src[4] = from->src[4];
-        supported = args.streams == args.kv_streams && attention.v_size == args.out_size && ggml_cuda_flash_attn_ext_supported(device, &op);
+        // ggml's kernels have softcap at these widths alone, and take K for V at 576.
+        const bool known = (args.softcap == 0.0f || sizes.k_width == 128 || sizes.k_width == 256 || sizes.k_width == 512) && sizes.k_width != 576;
+        supported = known && args.streams == args.kv_streams && attention.v_size == args.out_size && ggml_cuda_flash_attn_ext_supported(device, &op);
     }
 
     static ggml_tensor tensor(ggml_type type, int64_t n0, int64_t n1, int64_t n2, int64_t n3) {
@@ -159,7 +161,7 @@ static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     const kv_cuda_attention attention = describe_attention(op);
     kv_cuda_plan plan;
     const bool planned = kv_cuda_plan_attention(attention, device_of(ctx.device), plan);
-    if (!plan.together && !kv_cuda_path_is("tile") && !kv_cuda_path_is("own")) {
+    if (!(planned && plan.together) && !kv_cuda_path_is("tile") && !kv_cuda_path_is("own")) {
         expanded_op expanded(ctx.device, op, attention);
         if (expanded.supported) {
             return attend_expanded(ctx, attention, expanded);

@@ -241,3 +241,9 @@ pub unsafe extern "C" fn ggml_ext_band_order(id: i32, order: *mut i32, size: usi
 pub extern "C" fn ggml_ext_needs_calibration(id: i32) -> bool {
     guarded(false, || calibration::needs(id))
 }
+
+/// Are keys of this type predicted from others, so that they gain by a calibration? Of a spec: those of most layers.
+#[no_mangle]
+pub extern "C" fn ggml_ext_predicts(id: i32) -> bool {
+    guarded(false, || calibration::predicts(id))
+}

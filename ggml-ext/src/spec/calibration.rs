@@ -2,20 +2,35 @@
 //!
 //! Any K type may have one, by `cal=FILE`. A family that needs one finds it beside the model where a spec names none.
 
-use super::registry;
+use super::{registry, Member, Spec};
 use crate::codec::band::Band;
 use crate::codec::RowFormat;
-use crate::table::{self, Entry};
+use crate::table::{self, Concrete, Entry};
 use std::path::{Path, PathBuf};
+
+/// A type, of a spec the one of the layers that nothing else is said of, at its smallest head size if it says none.
+fn concrete(id: i32) -> Option<Concrete> {
+    let entry = match registry::by_id(id).map(Spec::default) {
+        Some(Member::Ours(entry)) => entry,
+        Some(Member::Native(_)) => return None,
+        None => table::by_id(id)?,
+    };
+    match entry {
+        Entry::Concrete(c) => Some(c),
+        Entry::Family(f) => f.smallest(),
+    }
+}
 
 /// The bands that the rows of a type have: it needs a calibration, whose bands of components go where
 /// [`Band::order`] says.
 pub fn bands(id: i32) -> Option<Band> {
-    let concrete = match table::by_id(id)? {
-        Entry::Concrete(c) => c,
-        Entry::Family(f) => f.smallest()?,
-    };
-    concrete.format().grouped()?.bands()
+    concrete(id)?.format().grouped()?.bands()
+}
+
+/// Are keys of this type predicted? These gain by a calibration. Where they were asked for, layers of other types, to which the
+/// guard raises large keys, are not calibrated: turning such keys loses more than it gains.
+pub fn predicts(id: i32) -> bool {
+    concrete(id).is_some_and(|c| c.format().grouped().is_some())
 }
 
 /// Does a K tensor of this type need a calibration?
@@ -55,5 +70,19 @@ mod tests {
             assert!(needs(registry::id_of(text).unwrap()), "{text}");
         }
         assert!(!needs(-1));
+    }
+
+    #[test]
+    fn delta_and_bands_predict() {
+        for (text, expected) in [
+            ("delta3", true),
+            ("band4_128", true),
+            ("delta4,0=srft8,recent=0", true),
+            ("srft8_64", false),
+            ("f16", false),
+        ] {
+            assert_eq!(predicts(registry::id_of(text).unwrap()), expected, "{text}");
+        }
+        assert!(!predicts(-1));
     }
 }
