@@ -102,6 +102,19 @@ void test_scores() {
     }
 }
 
+void test_raised() {
+    const std::string file = write_calibration(BIASED, "raised", 5);
+    // Of three layers one is raised where that helps.
+    for (const auto & [type, layers] : { std::pair<std::string, std::string>{ "delta4", "2" }, { "delta4,guard=off", "3" }, { "f16", "3" } }) {
+        if (begin_case("layers that the guard raises are not calibrated, " + type)) {
+            take_log();
+            new_context(BIASED, { type + ",cal=" + file, "f16" }, {});
+            const std::string log = take_log();
+            check(has(log, "keys of " + layers + " layers are calibrated"), layers + " layers of " + type + ": " + log);
+        }
+    }
+}
+
 void test_life() {
     const std::string file = write_calibration(HEADS_OF_64, "life", 7);
     for (const auto & [type, bound] : { std::pair<std::string, double>{ "f16", 1e-5 }, { "srft8", 0.002 } }) {
@@ -252,6 +265,7 @@ void calibrate_beside(const Shape & shape) {
 
 void test_calibrated() {
     test_scores();
+    test_raised();
     test_life();
     test_states();
     test_refusals();
