@@ -19,6 +19,14 @@ struct attn_part {
     uint            first_chunk;
 };
 
+// Rows that the launch before writes, by 4 or 8 bytes of an index.
+struct attn_write {
+    const uint8_t * to;
+    const uint8_t * index;
+    uint64_t        row_step, index_step;
+    uint            index_bytes, count;
+};
+
 struct attn_params {
     kv_attn_args    args;
     uint            k_kind, v_kind, q_kind;
@@ -38,6 +46,9 @@ struct attn_params {
     uint            column_count, part_chunk_cells;
     uint64_t        columns_nb[2];
     attn_part       part[2];
+    // what the launch that prepares the queries writes to the cache
+    attn_write      writes[KV_CUDA_WRITES];
+    uint            write_count;
     // scratch
     __half *        query_high; // [query row][width of K], by stream, KV head, token, head: two halves make a value
     __half *        query_low;
@@ -74,6 +85,20 @@ static __device__ __forceinline__ uint2 hidden_range(const uint * hidden, uint b
 static __device__ __forceinline__ uint cell_of(const uint8_t * columns, const uint64_t (&nb)[2], uint column, uint kv_stream, uint cells) {
     const long long cell = *(const long long *) (columns + column*nb[0] + kv_stream*nb[1]);
     return cell >= 0 && cell < (long long) cells ? (uint) cell : ~0u;
+}
+
+// Lets the launch behind this one begin; it waits for the end of this one where it needs to.
+static __device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits for the end of the launch before.
+static __device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // Brings what a rotation looks up near; by a warp that has nothing else to do yet.
@@ -148,6 +173,11 @@ cudaError_t launch_queries(const attn_params & p, cudaStream_t stream);
 // Chunks to results: sinks, 1/sum, R^-1. Early: behind a kernel that lets it be launched before it ends.
 cudaError_t launch_merge(const attn_params & p, bool early, cudaStream_t stream);
 
+struct bulk_queries;
+
+// kv_rows.cu: rows into the cache, if there are any, and queries as bytes.
+cudaError_t launch_write_and_queries(const kv_cuda_writes & writes, const attn_params & p, const bulk_queries & queries, cudaStream_t stream);
+
 // kv_tile.cu
 void        plan_tile(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan);
 cudaError_t launch_tile(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream);
@@ -155,7 +185,7 @@ cudaError_t launch_tile(const attn_params & p, const kv_cuda_split & plan, cudaS
 // kv_decode.cu
 size_t      bulk_query_rows(const kv_cuda_attention & op); // blocks of rows filled up
 bool        plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan);
-cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream);
+cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, const kv_cuda_writes & writes, cudaStream_t stream);
 // Cells of a chunk of precise rows that a decoding kernel takes along.
 uint        part_chunk_cells(const kv_cuda_split & main);
 

@@ -129,7 +129,7 @@ __device__ __forceinline__ void ask_for(uint8_t * to, const uint8_t * from, uint
     const uint most = bytes & ~15u;
 #pragma unroll 1
     for (uint i = most; i < bytes; i += 2) {
-        *(unsigned short *) (to + i) = __ldg((const unsigned short *) (from + i));
+        *(unsigned short *) (to + i) = __ldcg((const unsigned short *) (from + i));
     }
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(most) : "memory");
     if (most > 0) {
@@ -190,6 +190,21 @@ template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value
     }
 }
 
+// Does the launch before write to one of these? By a warp.
+__device__ __forceinline__ bool is_written(const attn_params & p, const uint8_t * keys, const uint8_t * values, uint key_bytes, uint value_bytes, uint lane) {
+    bool res = false;
+    for (uint i = 0; i < p.write_count; ++i) {
+        const attn_write & to = p.writes[i];
+        for (uint n = lane; n < to.count; n += 32) {
+            const uint8_t * at = to.index + n*to.index_step;
+            const long long row = to.index_bytes == 8 ? *(const long long *) at : (long long) *(const int *) at;
+            const uint8_t * written = to.to + row*(long long) to.row_step, * end = written + to.row_step;
+            res = res || (end > keys && written < keys + key_bytes) || (end > values && written < values + value_bytes);
+        }
+    }
+    return __any_sync(KV_ALL_LANES, res);
+}
+
 template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_bulk_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
 #if __CUDA_ARCH__ >= 900
     typedef bulk_layout<K, V, D, QB> layout;
@@ -235,6 +250,10 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     // The n-th tile of a team, among those that are read.
     const auto tile_at = [&](uint team, uint n) { return (n/UNIT*teams + team)*UNIT + n % UNIT; };
     const uint at_once = min(tiles, teams*depth);
+    // Rows that are on their way before the launch before has ended must not be among those that it writes.
+    if (p.write_count > 0 && warp == 0 && (PRECISE || is_written(p, keys, values, (end - begin)*k_cell, (end - begin)*v_cell, lane))) {
+        wait_for_previous();
+    }
     if (threadIdx.x == 0) {
         for (uint i = 0; i < 2*teams*depth; ++i) {
             begin_barrier(bars + 8*i);
@@ -304,7 +323,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         }
     }
 
-    asm volatile("griddepcontrol.wait;" ::: "memory"); // queries are there
+    wait_for_previous(); // queries are there
     const size_t query_block = ((size_t) stream*gridDim.x + blockIdx.x)*heads;
     const signed char * const planes = p.query_planes + query_block*2*ROWS*D;
     const float * const query_scale = p.query_scale + query_block*ROWS;
@@ -401,7 +420,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         parity ^= ring + 1 == depth ? 1 : 0;
         ring = ring + 1 == depth ? 0 : ring + 1;
     }
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    let_next_begin();
 
     float (* const softs)[2] = (float (*)[2]) (raw + layout::SOFTS);
     float * const o = (float *) (raw + (layout::WITH_TABLE ? layout::TABLE : at.back)); // [warp][row][value]

@@ -27,7 +27,8 @@ template <uint KIND, uint D, uint QB> struct decode_group {
 #pragma unroll
         for (uint i = 0; i < 2*SLOTS; ++i) {
             const uint row = (lane + 32*i)/SLOTS;
-            stored[i] = row < rows ? __ldg((const unsigned short *) (shares + row*step) + lane % SLOTS) : 0;
+            // by L2: the launch before may have written them while this one was under way
+            stored[i] = row < rows ? __ldcg((const unsigned short *) (shares + row*step) + lane % SLOTS) : 0;
         }
     }
 

@@ -6,6 +6,7 @@
 #include "decode_group.cuh"
 #include "decode_keys.cuh"
 #include "decode_values.cuh"
+#include "queries.cuh"
 
 namespace kv {
 namespace {
@@ -13,36 +14,6 @@ namespace {
 using namespace metal;
 
 constexpr uint STEP = 16; // cells of one product
-
-// A query, rotated, as two planes of bytes, and what these are multiplied by. `from` is null for none.
-template <uint D> __device__ __forceinline__ void prepare_query(
-        const attn_params & p, const uint8_t * from, uint lane, float * q, signed char * first_plane, signed char * second_plane, float * scale) {
-    float largest = 0.0f;
-    if (from) {
-        for (uint i = lane; i < D; i += 32) {
-            q[i] = kv_float_at(from + i*kv_float_bytes(p.q_kind), p.q_kind);
-        }
-        kv_rotate_from(q, D, KV_SIGNS_ROTATION, 1.0f, lane, q);
-        __syncwarp();
-        for (uint i = lane; i < D; i += 32) {
-            largest = fmaxf(largest, fabsf(q[i]));
-        }
-        largest = simd_max(largest);
-    } else {
-        for (uint i = lane; i < D; i += 32) {
-            q[i] = 0.0f;
-        }
-    }
-    const float inverse = largest > 0.0f ? 127.0f/largest : 0.0f;
-    for (uint i = lane; i < D; i += 32) {
-        const float x = q[i]*inverse, first = rintf(x);
-        first_plane[i] = (signed char) (int) first;
-        second_plane[i] = (signed char) (int) rintf((x - first)*SECOND_PLANE);
-    }
-    if (lane == 0) {
-        *scale = largest/127.0f/SECOND_PLANE;
-    }
-}
 
 // A lane has query rows 2 (t % 2) and the next of each block of four, and of 16 cells g and g + 8. Scores are in units of log 2.
 template <uint K, uint V, uint D, uint QB> struct decode_sums {

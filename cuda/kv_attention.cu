@@ -72,9 +72,7 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
     if (warp == 0) {
         prefetch_rotation(lane);
     }
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory"); // chunks are there
-#endif
+    wait_for_previous(); // chunks are there
     float4 ahead[AHEAD];
     // A chunk without a weight was perhaps not written, nor were values of precise rows beyond the head.
     const auto ask = [&](uint first) {
@@ -281,8 +279,8 @@ static attn_params params_of(const kv_cuda_attention & op, const kv_cuda_split &
     return p;
 }
 
-static cudaError_t launch_split(const attn_params & p, const kv_cuda_split & split, cudaStream_t stream) {
-    return split.decode ? launch_decode(p, split, stream) : launch_tile(p, split, stream);
+static cudaError_t launch_split(const attn_params & p, const kv_cuda_split & split, const kv_cuda_writes & writes, cudaStream_t stream) {
+    return split.decode ? launch_decode(p, split, writes, stream) : launch_tile(p, split, stream);
 }
 
 }  // namespace
@@ -341,7 +339,16 @@ bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device &
     return fits;
 }
 
-cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & plan, void * scratch, cudaStream_t stream) {
+bool kv_cuda_writes_first(const kv_cuda_attention & op, const kv_cuda_plan & plan, const kv_cuda_writes & writes) {
+    bool res = plan.together && plan.main.bulk.teams > 0;
+    for (int i = 0; i < writes.count; ++i) {
+        const kv_rows_args & rows = writes.op[i].args;
+        res = res && writes.op[i].size == op.k_size && writes.op[i].index_bytes != 0 && rows.rows[1]*rows.rows[2] == 1;
+    }
+    return res;
+}
+
+cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & plan, const kv_cuda_writes & writes, void * scratch, cudaStream_t stream) {
     const kv::scratch_layout at = kv::layout_of(op, plan);
     uint8_t * base = (uint8_t *) scratch;
     const auto with_sums = [&](kv::attn_params p) {
@@ -351,6 +358,10 @@ cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & pl
         return p;
     };
     kv::attn_params main = with_sums(kv::params_of(op, plan.main, at.queries, base));
+    for (int i = 0; i < writes.count; ++i) {
+        const kv_cuda_rows & rows = writes.op[i];
+        main.writes[main.write_count++] = { (const uint8_t *) rows.to, (const uint8_t *) rows.index, rows.args.cache_nb[0], rows.args.index_nb[0], rows.index_bytes, rows.args.rows[0] };
+    }
     cudaError_t err = cudaSuccess;
     if (plan.together && op.parts > 0) {
         main.columns          = (const uint8_t *) op.columns;
@@ -379,7 +390,7 @@ cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & pl
         err = kv::launch_queries(main, stream);
     }
     if (err == cudaSuccess) {
-        err = kv::launch_split(main, plan.main, stream);
+        err = kv::launch_split(main, plan.main, writes, stream);
     }
     bool made = at.precise.high == at.queries.high;
     for (uint32_t i = 0, first = plan.main.chunks; i < op.parts && !plan.together && err == cudaSuccess; ++i) {
@@ -393,7 +404,7 @@ cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & pl
             made = true;
         }
         if (err == cudaSuccess) {
-            err = kv::launch_split(p, split, stream);
+            err = kv::launch_split(p, split, {}, stream);
         }
     }
     return err == cudaSuccess ? kv::launch_merge(main, plan.main.bulk.teams > 0, stream) : err;

@@ -32,7 +32,17 @@ struct kv_cuda_rows {
     void *       to;
 };
 
-cudaError_t kv_cuda_set_rows (const kv_cuda_rows & op, cudaStream_t stream);
+// Ops that write rows in one launch: none of them reads what another writes.
+#define KV_CUDA_WRITES 4
+
+struct kv_cuda_writes {
+    kv_cuda_rows op[KV_CUDA_WRITES];
+    int          count;
+};
+
+// May one launch do both?
+bool        kv_cuda_write_together(const kv_cuda_rows & a, const kv_cuda_rows & b);
+cudaError_t kv_cuda_set_rows (const kv_cuda_writes & writes, cudaStream_t stream);
 cudaError_t kv_cuda_get_rows (const kv_cuda_rows & op, cudaStream_t stream);
 cudaError_t kv_cuda_copy_rows(const kv_cuda_rows & op, cudaStream_t stream);
 
@@ -95,7 +105,10 @@ struct kv_cuda_plan {
 
 // False where no kernel fits the device.
 bool        kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
-cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & plan, void * scratch, cudaStream_t stream);
+// May rows that it reads be written in its first launch?
+bool        kv_cuda_writes_first(const kv_cuda_attention & op, const kv_cuda_plan & plan, const kv_cuda_writes & writes);
+// `writes`: none where kv_cuda_writes_first says no
+cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & plan, const kv_cuda_writes & writes, void * scratch, cudaStream_t stream);
 
 // Attention by ggml's kernels for halves (kv_expand.cu): what they need, in values of each buffer.
 

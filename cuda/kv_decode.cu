@@ -1,7 +1,8 @@
 // Which pairs of types decode.cuh decodes, and how they are split.
 
 #include "decode.h"
-#include "decode_softmax.cuh"
+#include "levels.cuh"
+#include "queries.cuh"
 
 #include <atomic>
 
@@ -51,26 +52,6 @@ bool has_bulk_copies() {
 // Query rows of a block that copies tiles.
 uint bulk_rows(uint rows) {
     return rows <= ROWS/2 ? ROWS/2 : ROWS;
-}
-
-// Queries of blocks that copy tiles, as bytes: a warp for a row.
-template <uint D> __global__ void __launch_bounds__(128) kv_bulk_queries(const attn_params p, uint block_rows, uint blocks) {
-    __shared__ float memory[4][D];
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-    prefetch_rotation(threadIdx.x % 32);
-    const kv_attn_args & args = p.args;
-    const uint warp = threadIdx.x/32, row_of_all = blockIdx.x*4 + warp, heads_per_kv = args.heads/args.kv_heads;
-    if (row_of_all >= args.streams*blocks*args.kv_heads*block_rows) {
-        return;
-    }
-    const uint r = row_of_all % block_rows, kv_head = row_of_all/block_rows % args.kv_heads;
-    const uint block = row_of_all/block_rows/args.kv_heads % blocks, stream = row_of_all/block_rows/args.kv_heads/blocks;
-    const uint row = block*block_rows + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
-    const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
-    signed char * first = p.query_planes + ((size_t) (row_of_all/block_rows)*2*block_rows + r)*D;
-    prepare_query<D>(p, token < args.tokens ? from : nullptr, threadIdx.x % 32, memory[warp], first, first + block_rows*D, p.query_scale + row_of_all);
 }
 
 // Can the kernels take the precise rows along?
@@ -158,7 +139,7 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
     return true;
 }
 
-cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, cudaStream_t stream) {
+cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, const kv_cuda_writes & writes, cudaStream_t stream) {
     const uint rows = p.args.heads/p.args.kv_heads*p.args.tokens;
     const decode_choice choice = choice_of(p.k_kind, p.v_kind, p.k_size, rows);
     const bool bulk = plan.bulk.teams > 0;
@@ -169,10 +150,8 @@ cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, cud
     }
     const uint chunks = p.columns ? p.args.chunks : plan.chunks;
     if (bulk) {
-        const uint block_rows = bulk_rows(rows), blocks = divided(rows, block_rows), all = p.args.streams*blocks*p.args.kv_heads*block_rows;
-        const auto queries = p.k_size == 64 ? kv_bulk_queries<64> : p.k_size == 128 ? kv_bulk_queries<128> : kv_bulk_queries<256>;
-        queries<<<divided(all, 4), 128, 0, stream>>>(p, block_rows, blocks);
-        err = cudaGetLastError();
+        const uint block_rows = bulk_rows(rows), blocks = divided(rows, block_rows);
+        err = launch_write_and_queries(writes, p, { block_rows, blocks, p.args.streams*blocks*p.args.kv_heads*block_rows }, stream);
         return err == cudaSuccess ? launch_early(kernel, dim3(blocks, chunks, p.args.streams), 32*p.args.kv_heads*plan.bulk.teams, plan.shared_bytes, stream, p) : err;
     }
     kernel<<<dim3(p.args.kv_heads*divided(rows, ROWS), chunks, p.args.streams), THREADS, plan.shared_bytes, stream>>>(p);

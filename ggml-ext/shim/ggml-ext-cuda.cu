@@ -3,6 +3,8 @@
 // Nothing here computes; it describes tensors to the kernels and takes their scratch from the backend's pool, so that an op
 // neither synchronizes nor allocates and CUDA graphs can capture it.
 //
+// What a layer writes for a token, and the attention over it, are fewer launches than ops: those ops follow each other in a graph.
+//
 // Attention of a few query rows reads the cache as it is. Prompts are attended to by ggml's own kernels for halves, which the
 // cache is expanded to in scratch, as ggml does with its quantized types.
 
@@ -14,6 +16,8 @@
 #include "ggml-cuda/fattn.cuh"
 
 #include "../../cuda/kv_cuda.h"
+
+#include <atomic>
 
 namespace {
 
@@ -157,6 +161,12 @@ static cudaError_t attend_expanded(ggml_backend_cuda_context & ctx, const kv_cud
     return kv_cuda_leave_domain(attention, results.get(), ctx.stream());
 }
 
+static cudaError_t set_rows(ggml_backend_cuda_context & ctx, const kv_cuda_rows & rows) {
+    kv_cuda_writes writes = {};
+    writes.op[writes.count++] = rows;
+    return kv_cuda_set_rows(writes, ctx.stream());
+}
+
 static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     const kv_cuda_attention attention = describe_attention(op);
     kv_cuda_plan plan;
@@ -171,13 +181,56 @@ static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
         return cudaErrorNotSupported;
     }
     ggml_cuda_pool_alloc<uint8_t> scratch(ctx.pool(), plan.scratch_bytes);
-    return kv_cuda_attend(attention, plan, scratch.get(), ctx.stream());
+    return kv_cuda_attend(attention, plan, {}, scratch.get(), ctx.stream());
 }
+
+// Rows that one launch writes, beginning with node `first`, and the node of the last.
+struct writes_of_graph {
+    kv_cuda_writes      writes = {};
+    const ggml_tensor * op[KV_CUDA_WRITES];
+    int                 last = 0;
+
+    writes_of_graph(const ggml_cgraph * graph, int first) : last(first) {
+        for (int i = first; i < graph->n_nodes && writes.count < KV_CUDA_WRITES; ++i) {
+            const ggml_tensor * node = graph->nodes[i];
+            if (is_nothing(node)) {
+                continue;
+            }
+            if (node->op != GGML_OP_SET_ROWS || !ggml_ext_is_ours(node->type) || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0 || !add(node)) {
+                break;
+            }
+            last = i;
+        }
+    }
+
+    static bool is_nothing(const ggml_tensor * t) {
+        return ggml_is_empty(t) || t->op == GGML_OP_NONE || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_VIEW || t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
+    }
+
+  private:
+    static bool overlap(const ggml_tensor * a, const ggml_tensor * b) {
+        const char * of_a = (const char *) a->data, * of_b = (const char *) b->data;
+        return of_a < of_b + ggml_nbytes(b) && of_b < of_a + ggml_nbytes(a);
+    }
+
+    bool add(const ggml_tensor * node) {
+        const kv_cuda_rows rows = describe_rows(node, node->src[0], node->src[1], node);
+        for (int i = 0; i < writes.count; ++i) {
+            if (!kv_cuda_write_together(writes.op[i], rows) || overlap(node, op[i]) || overlap(node->src[0], op[i]) || overlap(node->src[1], op[i]) ||
+                overlap(node, op[i]->src[0]) || overlap(node, op[i]->src[1])) {
+                return false;
+            }
+        }
+        op[writes.count]          = node;
+        writes.op[writes.count++] = rows;
+        return true;
+    }
+};
 
 static cudaError_t copy(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     const ggml_tensor * src = op->src[0];
     if (!ggml_ext_is_ours(src->type)) {
-        return kv_cuda_set_rows(describe_rows(op, src, nullptr, op), ctx.stream());
+        return set_rows(ctx, describe_rows(op, src, nullptr, op));
     }
     const kv_cuda_rows rows = describe_rows(src, src, nullptr, op);
     return ggml_ext_is_ours(op->type) ? kv_cuda_copy_rows(rows, ctx.stream()) : kv_cuda_get_rows(rows, ctx.stream());
@@ -193,10 +246,44 @@ bool ggml_ext_cuda_supports_op(int device, const ggml_tensor * op) {
     return why.empty();
 }
 
+static std::atomic<int64_t> fused_launches;
+
+int64_t ggml_ext_cuda_fused() {
+    return fused_launches;
+}
+
+int ggml_ext_cuda_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int first) {
+    // where streams run side by side, neighbours may be on different ones
+    if (graph->nodes[first]->op != GGML_OP_SET_ROWS || !ctx.stream_context().concurrent_events.empty()) {
+        return 0;
+    }
+    const writes_of_graph found(graph, first);
+    int next = found.last + 1;
+    while (next < graph->n_nodes && writes_of_graph::is_nothing(graph->nodes[next])) {
+        ++next;
+    }
+    const ggml_tensor * op = next < graph->n_nodes ? graph->nodes[next] : nullptr;
+    if (found.writes.count > 0 && op && op->op == GGML_OP_FLASH_ATTN_EXT && ggml_ext_concerns(op) && (op->flags & GGML_TENSOR_FLAG_COMPUTE) != 0) {
+        const kv_cuda_attention attention = describe_attention(op);
+        kv_cuda_plan plan;
+        if (kv_cuda_plan_attention(attention, device_of(ctx.device), plan) && kv_cuda_writes_first(attention, plan, found.writes)) {
+            ggml_cuda_pool_alloc<uint8_t> scratch(ctx.pool(), plan.scratch_bytes);
+            CUDA_CHECK(kv_cuda_attend(attention, plan, found.writes, scratch.get(), ctx.stream()));
+            ++fused_launches;
+            return next - first;
+        }
+    }
+    if (found.writes.count < 2) {
+        return 0;
+    }
+    CUDA_CHECK(kv_cuda_set_rows(found.writes, ctx.stream()));
+    return found.last - first;
+}
+
 bool ggml_ext_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     switch (op->op) {
         case GGML_OP_SET_ROWS:
-            CUDA_CHECK(kv_cuda_set_rows(describe_rows(op, op->src[0], op->src[1], op), ctx.stream()));
+            CUDA_CHECK(set_rows(ctx, describe_rows(op, op->src[0], op->src[1], op)));
             return true;
         case GGML_OP_GET_ROWS:
             CUDA_CHECK(kv_cuda_get_rows(describe_rows(op->src[0], op->src[0], op->src[1], op), ctx.stream()));

@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <string>
 
+int64_t ggml_ext_cuda_fused(); // of the shim in ggml's CUDA backend
+
 namespace {
 
 std::vector<std::string> split(const std::string & text) {
@@ -61,6 +63,7 @@ int main(int argc, char ** argv) {
     test.backend = backend;
     test.name    = "CUDA";
     test.is_fast = true;
+    test.fused   = ggml_ext_cuda_fused;
     run_gpu_cases(test);
     return end_program();
 }

@@ -1,0 +1,236 @@
+// Rows into the cache: where the heads of an op lie, and a head's codes.
+//
+// A warp works on one head of one row, alone. Without an index the heads of one side go to the heads of the other in their
+// order, whatever the shapes. Common head sizes are template arguments, so that the rotation stays in registers; 0 stands
+// for the others.
+#pragma once
+
+#include "codec.cuh"
+#include "kv_cuda.h"
+
+#include <type_traits>
+
+namespace kv {
+namespace {
+
+using namespace metal;
+
+using uint = unsigned;
+
+constexpr int ROW_WARPS = 4;
+
+struct rows_params {
+    kv_rows_args    args;
+    uint            kind, size, float_kind, index_bytes;
+    const uint8_t * from;
+    const uint8_t * index;
+    uint8_t *       to;
+};
+
+// What is not a number counts as 0, and nothing is beyond a million.
+__device__ __forceinline__ float clean(float x) {
+    const uint bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        return 0.0f;
+    }
+    return fminf(fmaxf(x, -1e6f), 1e6f);
+}
+
+struct unit_place {
+    uint64_t floats; // bytes
+    uint64_t cache;
+    bool     found; // the index is one of the cache's rows
+};
+
+// `float_bytes` are those of a head on the other side.
+__device__ __forceinline__ unit_place place_of(const rows_params & p, uint unit, uint64_t float_bytes) {
+    const kv_rows_args & args = p.args;
+    const uint head_bytes = kv_row_bytes(p.kind, p.size);
+    unit_place u;
+    const uint head = unit % args.heads, row = unit/args.heads;
+    const uint i1 = row % args.rows[0], i2 = row/args.rows[0] % args.rows[1], i3 = row/args.rows[0]/args.rows[1];
+    u.floats = i1*args.float_nb[0] + i2*args.float_nb[1] + i3*args.float_nb[2] + head*float_bytes;
+    if (p.index_bytes == 0) {
+        const uint cache_row = unit/args.cache_heads;
+        const uint c1 = cache_row % args.cache_rows[0], c2 = cache_row/args.cache_rows[0] % args.cache_rows[1];
+        const uint c3 = cache_row/args.cache_rows[0]/args.cache_rows[1];
+        u.found = true;
+        u.cache = c1*args.cache_nb[0] + c2*args.cache_nb[1] + c3*args.cache_nb[2] + (uint64_t) (unit % args.cache_heads)*head_bytes;
+        return u;
+    }
+    const uint8_t * at = p.index + i1*args.index_nb[0] + i2 % args.index_rows[0]*args.index_nb[1] +
+                         i3 % args.index_rows[1]*args.index_nb[2];
+    const int64_t target = p.index_bytes == 8 ? *(const int64_t *) at : (int64_t) *(const int32_t *) at;
+    u.found = target >= 0 && target < (int64_t) args.cache_rows[0];
+    u.cache = (uint64_t) target*args.cache_nb[0] + i2*args.cache_nb[1] + i3*args.cache_nb[2] + (uint64_t) head*head_bytes;
+    return u;
+}
+
+// Levels are integers, so the middle between two is a multiple of 0.5, and what is nearest to y follows from ceil(2 y) alone.
+struct nearest_table {
+    float   level[512]; // of ceil(2 y) + 256
+    uint8_t code[512];
+};
+
+__device__ __forceinline__ void fill_nearest(uint bits, const float * levels, nearest_table & table) {
+    for (uint i = threadIdx.x; i < 512; i += blockDim.x) {
+        uint code = 0;
+        for (uint c = 1; c < 1u << bits; ++c) {
+            code += (float) ((int) i - 256) > levels[c - 1] + levels[c] ? 1 : 0;
+        }
+        table.code[i]  = (uint8_t) code;
+        table.level[i] = levels[code];
+    }
+}
+
+__device__ __forceinline__ uint nearest_place(float y) {
+    return (uint) (::min(::max(__float2int_ru(2.0f*y), -256), 255) + 256);
+}
+
+// kv_srft_encode for values in registers, `lane*N` and behind it; also what they decode to. `codes` is the warp's.
+template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row(
+        const float (&x)[N], uint lane, const nearest_table & table, uint8_t * codes, uint8_t * row, float (&decoded)[N]) {
+    constexpr uint GROUP = 32, LANES = GROUP/N, MOST = 8;
+    float top = x[0], bottom = x[0];
+    for (uint i = 1; i < N; ++i) {
+        top = fmaxf(top, x[i]);
+        bottom = fminf(bottom, x[i]);
+    }
+    for (uint n = 1; n < LANES; n *= 2) {
+        top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, n));
+        bottom = fminf(bottom, __shfl_xor_sync(KV_ALL_LANES, bottom, n));
+    }
+    const float largest = -bottom > top ? bottom : top;
+    const uint tries = kv_srft_tries(BITS);
+    float xq[MOST], qq[MOST], scale[MOST];
+    uint code[MOST];
+#pragma unroll
+    for (uint n = 0; n < MOST; ++n) {
+        xq[n] = qq[n] = scale[n] = 0.0f;
+        code[n] = 0;
+        if (n < 2*tries) {
+            const bool last = n >= tries;
+            code[n]  = kv_srft_try(largest, BITS, last, last ? n - tries : n);
+            scale[n] = kv_srft_scale(code[n])/KV_SRFT_UNIT;
+            const float inverse = 1.0f/scale[n];
+            for (uint i = 0; i < N; ++i) {
+                const float q = table.level[nearest_place(x[i]*inverse)];
+                xq[n] = fmaf(x[i], q, xq[n]);
+                qq[n] = fmaf(q, q, qq[n]);
+            }
+        }
+    }
+    for (uint m = 1; m < LANES; m *= 2) {
+#pragma unroll
+        for (uint n = 0; n < MOST; ++n) {
+            if (n < 2*tries) {
+                xq[n] += __shfl_xor_sync(KV_ALL_LANES, xq[n], m);
+                qq[n] += __shfl_xor_sync(KV_ALL_LANES, qq[n], m);
+            }
+        }
+    }
+    // The squared error is sum(x^2) - gain.
+    uint best = 0;
+    float gain = 0.0f, unit = 0.0f;
+#pragma unroll
+    for (uint n = 0; n < MOST; ++n) {
+        const float g = scale[n]*(2.0f*xq[n] - scale[n]*qq[n]);
+        best = g > gain ? code[n] : best;
+        unit = g > gain ? scale[n] : unit;
+        gain = g > gain ? g : gain;
+    }
+    const float inverse = best == 0 ? 0.0f : 1.0f/unit, kappa = kv_srft_unit(BITS)*KV_SRFT_UNIT;
+    for (uint i = 0; i < N; ++i) {
+        const uint at = nearest_place(x[i]*inverse);
+        codes[lane*N + i] = best == 0 ? (uint8_t) 0 : table.code[at];
+        decoded[i] = table.level[at]*unit*kappa;
+    }
+    if (lane % LANES == 0) {
+        row[lane/LANES] = (uint8_t) best;
+    }
+    __syncwarp();
+    uint8_t * body = row + kv_srft_scale_bytes(BITS, SIZE);
+    for (uint b = lane; b < SIZE*BITS/8; b += 32) {
+        body[b] = kv_srft_packed(codes, BITS, SIZE, b);
+    }
+    __syncwarp();
+}
+
+
+// Heads of rows that stand alone, a warp for each; `memory` has KV_ROWS_FLOATS(size) floats for each warp. SRFT: of those kinds alone.
+template <uint SIZE, bool SRFT> __device__ __forceinline__ void write_rows(const rows_params & p, float * memory, float * levels, nearest_table & nearest) {
+    const uint size = SIZE ? SIZE : p.size, kind = p.kind, warp = threadIdx.x/32, lane = threadIdx.x % 32, units = p.args.units;
+    if (blockIdx.x*ROW_WARPS >= units) {
+        return;
+    }
+    constexpr uint N = SIZE ? SIZE/32 : 1;
+    // Codes from registers: those of tables, at common sizes.
+    const bool in_lanes = SIZE != 0 && (kind == KV_KIND_SRFT4 || kind == KV_KIND_SRFT3 || kind == KV_KIND_SRFT2);
+    float * y = memory + warp*KV_ROWS_FLOATS(size);
+    unit_place u = {};
+    float first[N];
+    // A head is on its way while the table is filled.
+    const auto ask = [&](uint unit) {
+        u = place_of(p, unit, size*p.args.value_step);
+        for (uint i = 0; i < N && SIZE != 0; ++i) {
+            first[i] = kv_float_at(p.from + u.floats + (i*32 + lane)*p.args.value_step, p.float_kind);
+        }
+    };
+    uint unit = blockIdx.x*ROW_WARPS + warp;
+    if (unit < units) {
+        ask(unit);
+    }
+    if (in_lanes) {
+        kv_row_levels(kind, threadIdx.x, levels);
+        __syncthreads();
+        fill_nearest(kv_code_bits(kind), levels, nearest);
+        __syncthreads();
+    }
+    while (unit < units) {
+        uint8_t * row = p.to + u.cache;
+        const bool found = u.found;
+        for (uint i = 0; i < N && SIZE != 0; ++i) {
+            y[i*32 + lane] = clean(first[i]);
+        }
+        for (uint i = lane; i < size && SIZE == 0; i += 32) {
+            y[i] = clean(kv_float_at(p.from + u.floats + i*p.args.value_step, p.float_kind));
+        }
+        unit += gridDim.x*ROW_WARPS;
+        if (unit < units) {
+            ask(unit);
+        }
+        if (!found) {
+            continue;
+        }
+        if constexpr (SIZE != 0) {
+            if (in_lanes) {
+                kv_rotate_from(y, size, KV_SIGNS_ROTATION, 1.0f, lane, y);
+                __syncwarp();
+                float x[N], decoded[N];
+                for (uint i = 0; i < N; ++i) {
+                    x[i] = y[lane*N + i];
+                }
+                __syncwarp();
+                uint8_t * codes = (uint8_t *) y;
+                if (kind == KV_KIND_SRFT4) {
+                    encode_row<SIZE, 4>(x, lane, nearest, codes, row, decoded);
+                } else if (kind == KV_KIND_SRFT3) {
+                    encode_row<SIZE, 3>(x, lane, nearest, codes, row, decoded);
+                } else {
+                    encode_row<SIZE, 2>(x, lane, nearest, codes, row, decoded);
+                }
+                continue;
+            }
+        }
+        if constexpr (SRFT) {
+            kv_rotate_from(y, size, KV_SIGNS_ROTATION, 1.0f, lane, y);
+            kv_srft_encode(y, 8, size, lane, row);
+        } else {
+            kv_row_encode(y, kind, size, lane, row);
+        }
+        __syncwarp();
+    }
+}
+
+}  // namespace
+}  // namespace kv

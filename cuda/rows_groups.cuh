@@ -1,0 +1,467 @@
+// Cells that are coded together (delta, bands): a row depends on the rows of its group that were written before it, and on nothing
+// else. So a block takes the rows of the op that fall into one group of one head: its warps rotate them, and one warp codes
+// them in their order. Row numbers are on the device: each row of the op has a block, and the one whose row is the first of
+// its group does the work.
+#pragma once
+
+#include "rows.cuh"
+
+namespace kv {
+namespace {
+
+// The group of a unit: where its first row begins, of this head, and the cell in it. Nothing where the index is none of the
+// cache's.
+struct group_place {
+    uint64_t group; // bytes from the beginning of the cache
+    uint     cell;
+    bool     found;
+};
+
+__device__ __forceinline__ group_place group_of(const rows_params & p, uint size, uint unit) {
+    const kv_rows_args & args = p.args;
+    group_place res;
+    if (p.index_bytes != 0 && args.rows[1]*args.rows[2] == 1 && args.cache_nb[0] == args.cell_step) {
+        // as llama.cpp writes: row numbers are cells
+        const uint row = unit/args.heads, head = unit - row*args.heads;
+        const uint8_t * at = p.index + row*args.index_nb[0];
+        const int64_t target = p.index_bytes == 8 ? *(const int64_t *) at : (int64_t) *(const int32_t *) at;
+        res.found = target >= 0 && target < (int64_t) args.cache_rows[0];
+        res.cell  = ((uint) target + args.first_cell) % args.cells % KV_DELTA_CELLS;
+        res.group = (uint64_t) ((uint) target - res.cell)*args.cell_step + (uint64_t) head*kv_row_bytes(p.kind, size);
+        return res;
+    }
+    const unit_place u = place_of(p, unit, size*args.value_step);
+    res.found = u.found;
+    res.cell  = (uint) ((u.cache/args.cell_step + args.first_cell) % args.cells) % KV_DELTA_CELLS;
+    res.group = u.cache - res.cell*args.cell_step;
+    return res;
+}
+
+// What a warp keeps from row to row. Rows of the group are in memory; what they are and the slots that say so are here, so
+// that a row is written without waiting for another.
+struct group_writer {
+    uint8_t * group;
+    uint64_t  step;
+    uint      rows;    // of the group
+    uint      share;   // where the slots of a row begin
+    int       at;      // the row whose deviation is in u, -1 for none
+    uint64_t  written; // a bit for each row
+    uint64_t  chained;
+    uint64_t  alone;
+    uint      slots[2]; // the first slots of rows `lane` and `lane + 32`
+
+    __device__ __forceinline__ bool is_written(uint t) const { return (written >> t & 1) != 0; }
+    // Has row t a row before it that it is chained to?
+    __device__ __forceinline__ bool is_chained(uint t) const { return t > 0 && (chained >> t & 1) != 0 && is_written(t - 1); }
+    __device__ __forceinline__ bool is_alone(uint t) const { return (alone >> t & 1) != 0; }
+
+    __device__ __forceinline__ bool is_framed() const { return (__shfl_sync(KV_ALL_LANES, slots[0], 0) & KV_DELTA_FRAMED) != 0; }
+
+    // The first slot of row t.
+    __device__ __forceinline__ uint16_t * slot_of(uint t) const { return (uint16_t *) (group + t*step + share); }
+
+    // What rows are, from memory.
+    __device__ __forceinline__ void look(uint lane) {
+        written = chained = alone = 0;
+        for (uint n = 0; n < 2; ++n) {
+            slots[n] = lane + 32*n < rows ? *slot_of(lane + 32*n) : 0;
+            const uint kind = slots[n] & KV_DELTA_KIND;
+            written |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind != KV_DELTA_EMPTY) << 32*n;
+            chained |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_CHAINED) << 32*n;
+            alone   |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_ALONE) << 32*n;
+        }
+    }
+
+    // Row t is of this kind from now on.
+    __device__ __forceinline__ void set_kind(uint t, uint kind, uint lane) {
+        for (uint n = 0; n < 2; ++n) {
+            if (lane + 32*n == t) {
+                slots[n] = (slots[n] & ~KV_DELTA_KIND) | kind;
+                *slot_of(t) = (uint16_t) slots[n];
+            }
+        }
+        const uint64_t bit = 1ull << t;
+        written |= bit;
+        chained = kind == KV_DELTA_CHAINED ? chained | bit : chained & ~bit;
+        alone   = kind == KV_DELTA_ALONE ? alone | bit : alone & ~bit;
+    }
+};
+
+// u becomes the deviation of row t, which lies at `row`, from that of row t - 1.
+__device__ __forceinline__ void writer_step(
+        const group_writer & w, uint kind, uint size, uint t, const uint8_t * row, const float * m, const float * levels, uint lane, float * u) {
+    const bool chained = w.is_chained(t), alone = w.is_alone(t);
+    for (uint i = lane; i < size; i += 32) {
+        const float d = kv_row_value(row, kind, size, i, levels);
+        u[i] = chained ? fmaf(u[i], KV_DELTA_RHO, d) : alone ? d - m[i] : d;
+    }
+}
+
+// Brings u to row t, which is written.
+static __device__ void writer_go_to(group_writer & w, uint kind, uint size, uint t, const float * m, const float * levels, uint lane, float * u) {
+    if (w.at == (int) t) {
+        return;
+    }
+    uint first = t;
+    while (w.at + 1 != (int) first && w.is_chained(first)) {
+        --first;
+    }
+    for (uint row = first; row <= t; ++row) {
+        writer_step(w, kind, size, row, w.group + row*w.step, m, levels, lane, u);
+    }
+    w.at = (int) t;
+}
+
+// What lane's N values of a row of differences are.
+template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void row_values(const uint8_t * row, const float * levels, uint lane, float (&d)[N]) {
+    constexpr uint STEP = BITS == 4 ? 32 : 16; // values that share a byte are so far apart
+    typedef typename std::conditional<N == 2, uint16_t, uint>::type word;
+    const uint at = lane*N % 64;
+    const uint8_t * codes = row + kv_srft_scale_bytes(BITS, SIZE) + lane*N/64*(64*BITS/8);
+    const float scale = kv_srft_scale(row[lane*N/32])*kv_srft_unit(BITS);
+    const uint high = BITS == 3 ? (uint) codes[16 + at/8] >> at % 8 : 0;
+    word words[N < 4 ? 1 : N/4];
+    for (uint i = 0; i < sizeof(words)/sizeof(word); ++i) {
+        words[i] = ((const word *) (codes + at % STEP))[i];
+    }
+    for (uint i = 0; i < N; ++i) {
+        const uint byte = words[i/sizeof(word)] >> 8*(i % sizeof(word)) & 255;
+        const uint code = BITS == 4 ? byte >> at/STEP*4 & 15 : (byte >> at/STEP*2 & 3) | (high >> i & 1) << 2;
+        d[i] = levels[code]*scale;
+    }
+}
+
+// Of rows further back nothing is left in a deviation: RHO^48 is 4e-8.
+constexpr uint MOST_CHAINED = 48;
+
+// The deviation of row t, which is written, by all warps of the block: each takes a part of the rows that it is chained to. It is
+// the first warp's; the others leave theirs in `parts`, [warp - 1][SIZE].
+template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void chained_deviation(
+        const group_writer & w, uint t, const float * levels, const float (&m)[N], uint warp, uint lane, float * parts, float (&u)[N]) {
+    const uint64_t starts = ~(w.chained & w.written << 1) | 1; // rows that are not chained to one before
+    const uint start = 63 - __clzll((long long) (starts & (~0ull >> (63 - t))));
+    const uint first = ::max(start, t + 1 - ::min(t + 1, MOST_CHAINED)), share = (t + 1 - first + ROW_WARPS - 1)/ROW_WARPS;
+    const uint begin = ::min(first + warp*share, t + 1), end = ::min(begin + share, t + 1);
+    for (uint i = 0; i < N; ++i) {
+        u[i] = 0.0f;
+    }
+#pragma unroll 4
+    for (uint row = begin; row < end; ++row) {
+        float d[N];
+        row_values<SIZE, BITS>(w.group + row*w.step, levels, lane, d);
+        const bool alone = row == start && w.is_alone(row);
+        for (uint i = 0; i < N; ++i) {
+            u[i] = fmaf(u[i], KV_DELTA_RHO, alone ? d[i] - m[i] : d[i]);
+        }
+    }
+    if (warp != 0) {
+        for (uint i = 0; i < N; ++i) {
+            parts[(warp - 1)*SIZE + lane*N + i] = u[i];
+        }
+    }
+    __syncthreads();
+    for (uint other = 1; other < ROW_WARPS && warp == 0; ++other) {
+        const uint others = ::min(first + other*share, t + 1), rows = ::min(others + share, t + 1) - others;
+        float factor = 1.0f;
+        for (uint i = 0; i < rows; ++i) {
+            factor *= KV_DELTA_RHO;
+        }
+        for (uint i = 0; i < N; ++i) {
+            u[i] = fmaf(u[i], factor, parts[(other - 1)*SIZE + lane*N + i]);
+        }
+    }
+}
+
+// Codes a key for row t, from the deviation `before` of the row before where there is one and it helps: in `line`, and from
+// there to its row.
+__device__ __forceinline__ void writer_encode(
+        group_writer & w, uint kind, uint size, uint t, const float * key, const float * m, const float * before, bool has_before,
+        const float * levels, uint lane, float * work, uint8_t * line) {
+    float alone = 0.0f, restart = 0.0f, chained = 0.0f;
+    for (uint i = lane; i < size; i += 32) {
+        const float x = key[i], from_m = x - m[i];
+        alone = fmaf(x, x, alone);
+        restart = fmaf(from_m, from_m, restart);
+        const float from_both = has_before ? fmaf(before[i], -KV_DELTA_RHO, from_m) : 0.0f;
+        chained = fmaf(from_both, from_both, chained);
+    }
+    for (int n = 16; n > 0; n /= 2) {
+        alone += __shfl_xor_sync(KV_ALL_LANES, alone, n);
+        restart += __shfl_xor_sync(KV_ALL_LANES, restart, n);
+        chained += __shfl_xor_sync(KV_ALL_LANES, chained, n);
+    }
+    const uint row_kind = has_before && chained < fminf(restart, alone) ? KV_DELTA_CHAINED
+                          : restart <= alone                           ? KV_DELTA_RESTART
+                                                                       : KV_DELTA_ALONE;
+    for (uint i = lane; i < size; i += 32) {
+        const float from_m = key[i] - m[i];
+        work[i] = row_kind == KV_DELTA_CHAINED   ? fmaf(before[i], -KV_DELTA_RHO, from_m)
+                  : row_kind == KV_DELTA_RESTART ? from_m
+                                                 : key[i];
+    }
+    kv_row_encode_difference(work, kind, size, levels, lane, line);
+    __syncwarp();
+    uint16_t * row = (uint16_t *) (w.group + t*w.step);
+    for (uint i = lane; i < w.share/2; i += 32) {
+        row[i] = ((const uint16_t *) line)[i];
+    }
+    w.set_kind(t, row_kind, lane);
+}
+
+// The I-frame of a group: the key; zeros where rows are there already without one.
+static __device__ void writer_found(group_writer & w, uint size, const float * key, uint lane, float * m) {
+    const bool taken = w.written != 0;
+    bool beyond = false;
+    for (uint i = lane; i < size; i += 32) {
+        m[i] = taken ? 0.0f : key[i];
+        beyond = beyond || fabsf(m[i]) > KV_DELTA_LIMIT;
+    }
+    beyond = simd_any(beyond);
+    const uint slots = kv_delta_slots(size);
+    for (uint i = lane; i < ::max(size, w.rows*slots); i += 32) {
+        const uint16_t stored = i < size && !beyond ? kv_delta_slot(m[i]) : (uint16_t) 0;
+        const bool kept = i < w.rows*slots;
+        if (kept && i % slots != 0) {
+            w.slot_of(i/slots)[i % slots] = stored;
+        }
+        if (i < size) {
+            m[i] = kept ? kv_delta_value(stored) : 0.0f;
+        }
+    }
+    __syncwarp();
+    // First slots are those of the lanes: what rows are stays.
+    for (uint n = 0; n < 2; ++n) {
+        const uint row = lane + 32*n, stored = row*slots < size ? kv_delta_slot(m[row*slots]) : 0;
+        w.slots[n] = stored | (w.slots[n] & KV_DELTA_KIND) | (row == 0 ? KV_DELTA_FRAMED : 0);
+        if (row < w.rows) {
+            *w.slot_of(row) = (uint16_t) w.slots[n];
+        }
+    }
+    w.at = -1;
+}
+
+// Keys of a group that are rotated together, before they are coded one after the other.
+__host__ __device__ constexpr uint batch_of(uint template_size) {
+    return template_size ? 32 : 8;
+}
+
+__host__ __device__ constexpr uint group_floats(uint template_size, uint size) {
+    return size*(batch_of(template_size) + 4);
+}
+
+struct group_memory {
+    nearest_table nearest;
+    float         levels[KV_LEVELS];
+    uint          cells[32];
+    bool          zero[32];
+    uint8_t       codes[KV_LARGEST_SIZE];
+    uint8_t       line[KV_LARGEST_SIZE + 128];
+};
+
+// writer_encode with the I-frame and the deviation in registers; the latter becomes that of row t.
+template <uint SIZE, uint N> __device__ __forceinline__ void writer_encode_lanes(
+        group_writer & w, uint kind, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint lane, group_memory & memory) {
+    float x[N], alone = 0.0f, restart = 0.0f, chained = 0.0f;
+    for (uint i = 0; i < N; ++i) {
+        x[i] = key[lane*N + i];
+        const float from_m = x[i] - m[i];
+        alone = fmaf(x[i], x[i], alone);
+        restart = fmaf(from_m, from_m, restart);
+        const float from_both = has_before ? fmaf(u[i], -KV_DELTA_RHO, from_m) : 0.0f;
+        chained = fmaf(from_both, from_both, chained);
+    }
+    for (int n = 16; n > 0; n /= 2) {
+        alone += __shfl_xor_sync(KV_ALL_LANES, alone, n);
+        restart += __shfl_xor_sync(KV_ALL_LANES, restart, n);
+        chained += __shfl_xor_sync(KV_ALL_LANES, chained, n);
+    }
+    const uint row_kind = has_before && chained < fminf(restart, alone) ? KV_DELTA_CHAINED
+                          : restart <= alone                           ? KV_DELTA_RESTART
+                                                                       : KV_DELTA_ALONE;
+    for (uint i = 0; i < N; ++i) {
+        const float from_m = x[i] - m[i];
+        x[i] = row_kind == KV_DELTA_CHAINED ? fmaf(u[i], -KV_DELTA_RHO, from_m) : row_kind == KV_DELTA_RESTART ? from_m : x[i];
+    }
+    float d[N];
+    uint8_t * row = w.group + t*w.step;
+    if (kind == KV_KIND_DELTA4) {
+        encode_row<SIZE, 4>(x, lane, memory.nearest, memory.codes, row, d);
+    } else {
+        encode_row<SIZE, 3>(x, lane, memory.nearest, memory.codes, row, d);
+    }
+    w.set_kind(t, row_kind, lane);
+    for (uint i = 0; i < N; ++i) {
+        u[i] = row_kind == KV_DELTA_CHAINED ? fmaf(u[i], KV_DELTA_RHO, d[i]) : row_kind == KV_DELTA_ALONE ? d[i] - m[i] : d[i];
+    }
+}
+
+// One block for (row of the op, head of the row); `memory` has group_floats floats.
+template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(const rows_params & p, float * memory, group_memory & own_memory) {
+    constexpr uint BATCH = batch_of(SIZE);
+    // Codes of a lane are of one width, and m and u are in registers.
+    constexpr bool IN_LANES = SIZE != 0 && !BANDS;
+    const uint size = SIZE ? SIZE : p.size, kind = p.kind, warp = threadIdx.x/32, lane = threadIdx.x % 32, units = p.args.units;
+    // Rows of different heads of a row of floats are different units; those of a group are `stride` apart where the heads of
+    // both sides agree, and are looked for one by one where they do not (copies between other shapes).
+    const uint own = blockIdx.x;
+    if (own >= units) {
+        return;
+    }
+    const uint stride = p.index_bytes != 0 || p.args.heads == p.args.cache_heads ? p.args.heads : 1;
+    const group_place mine = group_of(p, size, own);
+    // The nearest first: most rows follow one of their group.
+    for (int last = (int) own - (int) stride; last >= 0 && mine.found; last -= (int) (32*stride)) {
+        const int unit = last - (int) (lane*stride);
+        bool same = false;
+        if (unit >= 0) {
+            const group_place other = group_of(p, size, (uint) unit);
+            same = other.found && other.group == mine.group;
+        }
+        if (simd_any(same)) {
+            return; // all warps look at the same
+        }
+    }
+    if (!mine.found) {
+        return;
+    }
+
+    float * keys = memory, * m = keys + BATCH*size, * u = m + size, * work = u + size, * spare = work + size; // keys: [row][size]
+    float * levels = own_memory.levels;
+    kv_row_levels(kind, threadIdx.x, levels);
+    __syncthreads();
+    if (IN_LANES) {
+        fill_nearest(kv_code_bits(kind), levels, own_memory.nearest);
+    }
+    group_writer w;
+    w.group = p.to + mine.group;
+    w.step  = p.args.cell_step;
+    w.at    = -1;
+    const uint64_t first_cell = mine.group/w.step + p.args.first_cell;
+    w.rows = ::min((uint) KV_DELTA_CELLS, p.args.cells - (uint) (first_cell % p.args.cells));
+    w.share = kv_delta_share(kind, size);
+    w.look(lane);
+    bool framed = w.is_framed();
+    if (warp == 0) {
+        for (uint i = lane; i < size; i += 32) {
+            m[i] = kv_delta_frame(w.group, w.step, kind, size, w.rows, i);
+        }
+        __syncwarp();
+    }
+    constexpr uint N = SIZE == 64 ? 2 : SIZE == 128 ? 4 : 8;
+    float mr[N], ur[N]; // of the lane: what m and u are otherwise
+    for (uint i = 0; i < N; ++i) {
+        mr[i] = IN_LANES && warp == 0 ? m[lane*N + i] : 0.0f;
+        ur[i] = 0.0f;
+    }
+
+    // Mostly the op's first row of the group follows one that is written.
+    const uint before = mine.cell - 1;
+    if constexpr (IN_LANES) {
+        if (mine.cell > 0 && w.is_written(before)) {
+            if (kind == KV_KIND_DELTA4) {
+                chained_deviation<SIZE, 4>(w, before, levels, mr, warp, lane, u, ur);
+            } else {
+                chained_deviation<SIZE, 3>(w, before, levels, mr, warp, lane, u, ur);
+            }
+            w.at = (int) before;
+        }
+    }
+
+    for (uint base = own; base < units; base += 32*stride) {
+        uint cell = 0;
+        bool same = false;
+        if (base + lane*stride < units) {
+            const group_place other = group_of(p, size, base + lane*stride);
+            same = other.found && other.group == mine.group;
+            cell = other.cell;
+        }
+        uint left = __ballot_sync(KV_ALL_LANES, same);
+        while (left != 0) {
+            const uint count = ::min((uint) __popc(left), BATCH);
+            for (uint k = 0; k < count; ++k, left &= left - 1) {
+                const uint from = __ffs(left) - 1, t = __shfl_sync(KV_ALL_LANES, cell, from);
+                if (k % ROW_WARPS != warp) {
+                    continue;
+                }
+                const unit_place place = place_of(p, base + from*stride, size*p.args.value_step);
+                float * key = keys + k*size;
+                bool zero = true;
+                for (uint i = lane; i < size; i += 32) {
+                    const float x = kv_float_at(p.from + place.floats + i*p.args.value_step, p.float_kind);
+                    zero = zero && (__float_as_uint(x) & 0x7fffffffu) == 0;
+                    key[i] = clean(x);
+                }
+                zero = simd_all(zero);
+                if (!BANDS) {
+                    kv_rotate_from(key, size, KV_SIGNS_ROTATION, 1.0f, lane, key);
+                }
+                if (lane == 0) {
+                    own_memory.cells[k] = t;
+                    own_memory.zero[k] = zero;
+                }
+            }
+            __syncthreads();
+            for (uint k = 0; k < count && warp == 0; ++k) {
+                const uint t = own_memory.cells[k];
+                const float * key = keys + k*size;
+                // A key of zeros leaves an empty cell alone: it reads as zeros already.
+                if (own_memory.zero[k] && !w.is_written(t)) {
+                    continue;
+                }
+                if (!framed) {
+                    writer_found(w, size, key, lane, m);
+                    framed = true;
+                    for (uint i = 0; i < N && IN_LANES; ++i) {
+                        mr[i] = m[lane*N + i];
+                    }
+                }
+                // The row behind, if it is chained to what is overwritten, is kept as the key that it stands for.
+                const bool has_before = t > 0 && w.is_written(t - 1);
+                const bool has_after = t + 1 < w.rows && (w.chained >> (t + 1) & 1) != 0;
+                if (has_after || (has_before && w.at != (int) t - 1)) {
+                    for (uint i = 0; i < N && IN_LANES; ++i) {
+                        u[lane*N + i] = ur[i];
+                    }
+                    __syncwarp();
+                    if (has_after) {
+                        writer_go_to(w, kind, size, t + 1, m, levels, lane, u);
+                        for (uint i = lane; i < size; i += 32) {
+                            spare[i] = m[i] + u[i];
+                        }
+                    }
+                    if (has_before) {
+                        writer_go_to(w, kind, size, t - 1, m, levels, lane, u);
+                    }
+                    __syncwarp();
+                    for (uint i = 0; i < N && IN_LANES; ++i) {
+                        ur[i] = u[lane*N + i];
+                    }
+                }
+                if constexpr (!IN_LANES) {
+                    writer_encode(w, kind, size, t, key, m, u, has_before, levels, lane, work, own_memory.line);
+                    writer_step(w, kind, size, t, own_memory.line, m, levels, lane, u);
+                    w.at = (int) t;
+                    if (has_after) {
+                        __syncwarp();
+                        writer_encode(w, kind, size, t + 1, spare, m, u, false, levels, lane, work, own_memory.line);
+                    }
+                } else {
+                    writer_encode_lanes<SIZE>(w, kind, t, key, mr, ur, has_before, lane, own_memory);
+                    w.at = (int) t;
+                    if (has_after) {
+                        float other[N];
+                        for (uint i = 0; i < N; ++i) {
+                            other[i] = ur[i];
+                        }
+                        writer_encode_lanes<SIZE>(w, kind, t + 1, spare, mr, other, false, lane, own_memory);
+                    }
+                }
+            }
+            __syncthreads();
+        }
+    }
+}
+
+
+}  // namespace
+}  // namespace kv

@@ -1,0 +1,188 @@
+#include "steps.h"
+
+#include "../harness/graph.h"
+#include "../harness/harness.h"
+#include "../harness/random.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+
+namespace {
+
+struct StepCase {
+    std::string k, v;
+    int         d, heads, kv_heads;
+    int         tokens; // of a step
+    int         slots;  // of a window of precise rows, 0 for none
+};
+
+constexpr int CELLS = 192;
+
+// A layer of a cache. Its ops of a step are in one graph, or in one each.
+class Layer {
+  public:
+    Layer(const StepCase & c, bool together) : c_(c), rng_(c.d + c.tokens) {
+        ggml_context * ctx = store_.ctx();
+        const auto side = [&](const std::string & type, int rows) { return ggml_new_tensor_2d(ctx, type_for(type, c.d), c.d*c.kv_heads, rows); };
+        sides_.push_back({ side(c.k, CELLS) });
+        sides_.push_back({ side(c.v, CELLS) });
+        if (c.slots > 0) {
+            sides_.push_back({ side("srft8", c.slots) });
+            sides_.push_back({ side("srft8", c.slots) });
+        }
+        for (size_t i = 0; i < sides_.size(); i++) {
+            sides_[i].source = i < 2 ? ggml_new_tensor_2d(ctx, GGML_TYPE_F32, c.d*c.kv_heads, c.tokens) : sides_[i - 2].source;
+            sides_[i].index  = i % 2 == 0 ? ggml_new_tensor_1d(ctx, GGML_TYPE_I64, c.tokens) : sides_[i - 1].index;
+        }
+        q_       = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, c.d, c.tokens, c.heads, 1);
+        mask_    = ggml_new_tensor_4d(ctx, GGML_TYPE_F16, CELLS, c.tokens, 1, 1);
+        columns_ = c.slots > 0 ? ggml_new_tensor_2d(ctx, GGML_TYPE_I64, c.slots, 1) : nullptr;
+        store_.allocate(0);
+        slots_.assign(c.slots, -1);
+        const int n_ops = (int) sides_.size() + 1;
+        for (int i = 0; i < (together ? 1 : n_ops); i++) {
+            graphs_.push_back(std::make_unique<Graph>());
+            Graph & g = *graphs_.back();
+            ggml_new_tensor_1d(g.ctx(), GGML_TYPE_F32, 1); // a graph has a buffer, also where its ops are views
+            for (int op = together ? 0 : i; op < (together ? n_ops : i + 1); op++) {
+                g.add(op + 1 < n_ops ? ggml_set_rows(g.ctx(), sides_[op].cache, sides_[op].source, sides_[op].index) : attention(g.ctx()));
+            }
+            g.allocate(0xff);
+        }
+    }
+
+    // Tokens `first` and those behind it.
+    bool step(int first) {
+        std::vector<int64_t> cells, slots;
+        for (int t = first; t < first + c_.tokens; t++) {
+            cells.push_back(t);
+            if (c_.slots > 0) {
+                slots.push_back(t % c_.slots);
+                slots_[slots.back()] = t;
+            }
+        }
+        for (size_t i = 0; i < sides_.size(); i++) {
+            if (i < 2) {
+                // tokens follow each other
+                const size_t row = (size_t) c_.d*c_.kv_heads;
+                std::vector<float> x = rng_.normals(row*c_.tokens), & last = sides_[i].last;
+                last.resize(row);
+                for (size_t n = 0; n < x.size(); n++) {
+                    last[n % row] = 0.9f*last[n % row] + 0.45f*x[n];
+                    x[n] = last[n % row] + (n % 29 == 3 ? 4.0f : 0.25f);
+                }
+                set_floats(sides_[i].source, x);
+            }
+            if (i % 2 == 0) {
+                set_indices(sides_[i].index, i < 2 ? cells : slots);
+            }
+        }
+        if (columns_) {
+            set_indices(columns_, slots_);
+        }
+        set_floats(q_, rng_.normals(ggml_nelements(q_), 1.5f));
+        std::vector<float> mask(ggml_nelements(mask_));
+        for (int t = 0; t < c_.tokens; t++) {
+            for (int cell = 0; cell < CELLS; cell++) {
+                mask[t*CELLS + cell] = cell <= first + t ? 0.0f : -INFINITY;
+            }
+        }
+        set_floats(mask_, mask);
+        for (const auto & g : graphs_) {
+            if (!g->compute()) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    std::vector<float> output() const { return get_floats(out_); }
+
+    // Of K, V, and the windows of both.
+    std::vector<std::vector<uint8_t>> bytes() const {
+        std::vector<std::vector<uint8_t>> res;
+        for (const Side & s : sides_) {
+            res.push_back(get_bytes(s.cache));
+        }
+        return res;
+    }
+
+  private:
+    struct Side {
+        ggml_tensor *      cache, * source = nullptr, * index = nullptr;
+        std::vector<float> last;
+    };
+
+    StepCase                            c_;
+    Rng                                 rng_;
+    Graph                               store_;
+    std::vector<std::unique_ptr<Graph>> graphs_;
+    std::vector<Side>                   sides_; // K, V, and the windows of both
+    std::vector<int64_t>                slots_; // the cell that each holds
+    ggml_tensor *                       q_ = nullptr, * mask_ = nullptr, * columns_ = nullptr, * out_ = nullptr;
+
+    ggml_tensor * attention(ggml_context * ctx) {
+        const auto heads = [&](ggml_tensor * t, int64_t n) {
+            ggml_tensor * view = ggml_view_4d(ctx, t, c_.d, c_.kv_heads, n, 1, ggml_row_size(t->type, c_.d), t->nb[1], t->nb[2], 0);
+            return ggml_permute(ctx, view, 0, 2, 1, 3);
+        };
+        out_ = ggml_flash_attn_ext(ctx, q_, heads(sides_[0].cache, CELLS), heads(sides_[1].cache, CELLS), mask_, 1.0f/std::sqrt((float) c_.d), 0.0f, 0.0f);
+        if (columns_) {
+            out_->src[5] = heads(sides_[2].cache, c_.slots);
+            out_->src[6] = heads(sides_[3].cache, c_.slots);
+            out_->src[7] = columns_;
+        }
+        return out_;
+    }
+};
+
+void run(const StepCase & c, ggml_backend_t backend, const std::function<int64_t()> & fused) {
+    if (!begin_case("steps of " + c.k + "/" + c.v + " d=" + std::to_string(c.d) + " heads=" + std::to_string(c.heads) + "/" + std::to_string(c.kv_heads) +
+                    " tokens=" + std::to_string(c.tokens) + " window=" + std::to_string(c.slots))) {
+        return;
+    }
+    Layer of_cpu(c, true);
+    const Device device(backend);
+    Layer together(c, true), apart(c, false);
+    bool same = true;
+    const int64_t before = fused ? fused() : 0;
+    for (int first = 0; first + c.tokens <= CELLS; first += c.tokens) {
+        if (!of_cpu.step(first) || !together.step(first) || !apart.step(first)) {
+            return;
+        }
+        same = same && together.output() == apart.output();
+    }
+    // bands are expanded, and GGML_EXT_CUDA_PATH may ask for other kernels
+    if (fused && c.k.rfind("band", 0) != 0 && !getenv("GGML_EXT_CUDA_PATH")) {
+        check(fused() > before, "ops of a step are launched together");
+    }
+    check(same, "results of ops in one graph are those of ops in graphs of their own");
+    check(together.bytes() == apart.bytes(), "bytes of the cache and of the window are the same");
+    for (size_t i = 0; i < together.bytes().size(); i++) {
+        const std::vector<uint8_t> here = together.bytes()[i], there = of_cpu.bytes()[i];
+        size_t n = 0;
+        for (size_t at = 0; at < here.size(); at++) {
+            n += here[at] != there[at];
+        }
+        // codes within rounding of a tie, and those behind them in a group
+        check_below((double) n/here.size(), i == 0 ? 4e-2 : 2e-3 + 128.0/here.size(), "bytes that differ from the CPU's");
+    }
+}
+
+}  // namespace
+
+void run_steps(ggml_backend_t backend, const std::function<int64_t()> & fused) {
+    int turn = 0;
+    for (int d : { 128, 64, 256 }) {
+        for (const auto & [k, v] : { std::pair<std::string, std::string>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "band4", "srft4" } }) {
+            if (quick && turn++ % 3 != 0) {
+                continue;
+            }
+            for (int slots : { 0, 32 }) {
+                run({ k, v, d, 8, 4, 1, slots }, backend, fused);
+            }
+            run({ k, v, d, 4, 4, 3, 12 }, backend, fused);
+        }
+    }
+}

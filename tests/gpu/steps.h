@@ -1,0 +1,11 @@
+// What a layer does for a token: rows of K and V go to the cache and to a window of precise rows, and are attended to. A backend
+// may launch ops of one graph together; the results must be those of ops that it gets one by one.
+#pragma once
+
+#include "ggml-backend.h"
+
+#include <cstdint>
+#include <functional>
+
+// `fused`: how many launches of several ops there were so far; empty where there are none.
+void run_steps(ggml_backend_t backend, const std::function<int64_t()> & fused);
