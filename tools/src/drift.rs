@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{ensure, Context, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::pair::pairs;
+use crate::plot::{self, curves};
 use crate::progress::{self, Bar};
 use crate::table::Table;
 use crate::{build_tree, cpu, digest, model, process};
@@ -48,6 +49,12 @@ pub struct Options {
     /// Write JSON there
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Measure nothing, and take the results that an earlier run wrote by --json
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub from: Option<PathBuf>,
+    /// Draw the divergence by position there
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
     /// Write the table as Markdown there
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
@@ -58,7 +65,7 @@ pub struct Options {
 const PROGRAM: &str = "kv-drift";
 
 /// A pair in a thousand tokens.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Bucket {
     pair: String,
     /// The first token.
@@ -72,7 +79,7 @@ struct Bucket {
     same_top: f64,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Results {
     model: String,
     model_sha: String,
@@ -85,6 +92,22 @@ struct Results {
 }
 
 pub fn drift(options: &Options) -> Result<()> {
+    if let Some(path) = &options.plot {
+        plot::check_name(path)?;
+    }
+    let results = match &options.from {
+        Some(path) => read(path)?,
+        None => measure(options)?,
+    };
+    write_out(options, &results)
+}
+
+fn read(path: &Path) -> Result<Results> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is not a result of cargo kv drift --json", path.display()))
+}
+
+fn measure(options: &Options) -> Result<Results> {
     let pairs = pairs("none", std::slice::from_ref(&options.types))?;
     let model = model::model_or_default(options.model.as_deref())?;
     let text = model::text_or_default(options.text.as_deref())?;
@@ -115,7 +138,7 @@ pub fn drift(options: &Options) -> Result<()> {
         bucket.pair = pair.map_or_else(|| format!("f16, -ub {}", options.batch / 4), |pair| pair.name());
     }
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let results = Results {
+    Ok(Results {
         model: name(&model),
         model_sha: digest::file(&model)?,
         text: name(&text),
@@ -124,8 +147,7 @@ pub fn drift(options: &Options) -> Result<()> {
         keep: options.keep,
         batch: options.batch,
         buckets,
-    };
-    write_out(options, &results)
+    })
 }
 
 fn write_out(options: &Options, results: &Results) -> Result<()> {
@@ -142,7 +164,24 @@ fn write_out(options: &Options, results: &Results) -> Result<()> {
     if let Some(path) = &options.markdown {
         write(path, format!("### {}\n\n{}\n- {note}\n", results.model, table(&results.buckets).markdown()))?;
     }
+    if let Some(path) = &options.plot {
+        let above = format!("KL divergence from f16, {}, {} cells", results.model, results.ctx);
+        curves::write(path, &curves::Titles { above: &above, below: "tokens" }, &by_position(&results.buckets))?;
+    }
     Ok(())
+}
+
+/// A curve for each pair, a point in the middle of each thousand.
+fn by_position(buckets: &[Bucket]) -> Vec<curves::Curve> {
+    let mut curves: Vec<curves::Curve> = Vec::new();
+    for bucket in buckets {
+        let point = (bucket.from as f64 + bucket.tokens as f64 / 2.0, bucket.kld);
+        match curves.iter_mut().find(|c| c.name == bucket.pair) {
+            Some(curve) => curve.points.push(point),
+            None => curves.push(curves::Curve { name: bucket.pair.clone(), points: vec![point] }),
+        }
+    }
+    curves
 }
 
 /// `bucket PAIR FROM TOKENS SHIFTS KLD MEDIAN SAME-TOP`, with tabs between.
@@ -215,5 +254,8 @@ bucket\tsrft4/srft4\t1024\t256\t4\t0.0116166\t0.00754693\t236
         assert_eq!(lines[3], ["all", "4", "0.00369", "0.01012"]);
         assert_eq!(lines[4][3..], ["-", "95.94", "92.81"]);
         assert_eq!(parse("bucket\tsrft4\t1"), None);
+        let curves = by_position(&buckets);
+        assert_eq!((curves.len(), curves[1].name.as_str()), (2, "srft4/srft4"));
+        assert_eq!(curves[1].points, [(512.0, 0.00974467), (1152.0, 0.0116166)]);
     }
 }

@@ -23,6 +23,7 @@ pub mod patch;
 #[path = "../../sys/build/pip.rs"]
 mod pip;
 pub mod plan;
+mod plot;
 pub mod process;
 pub mod progress;
 pub mod python;

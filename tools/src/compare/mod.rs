@@ -2,7 +2,6 @@
 
 mod known;
 mod perplexity;
-mod plot;
 mod report;
 mod size;
 mod speed;
@@ -15,7 +14,7 @@ use anyhow::{bail, Context, Result};
 use crate::bench::bandwidth;
 use crate::pair::pairs;
 use crate::progress::Bar;
-use crate::{build_tree, cache, cpu, model};
+use crate::{build_tree, cache, cpu, model, plot};
 
 use known::{Known, Source};
 pub use perplexity::{Perplexity, Statistics};

@@ -2,8 +2,9 @@
 
 use super::known::{Record, Source};
 use super::perplexity::SMALL_BATCH;
-use super::{plot, speed, CacheSize, Setup, Statistics};
+use super::{speed, CacheSize, Setup, Statistics};
 use crate::pair::Pair;
+use crate::plot;
 use crate::table::Table;
 use crate::types;
 

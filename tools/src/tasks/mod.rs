@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use anyhow::{ensure, Context, Result};
 
 use crate::pair::{pairs, Pair};
+use crate::plot::{self, curves};
 use crate::progress::Bar;
 use crate::server::{self, Server};
 use crate::{build_tree, digest, model};
@@ -61,14 +62,46 @@ pub struct Options {
     /// Take over the answers that the file of --json has, and ask for the rest
     #[arg(long, requires = "json")]
     pub resume: bool,
+    /// Ask nothing, and take the answers that earlier runs wrote by --json, of one model and setting
+    #[arg(long, value_name = "FILE,…", value_delimiter = ',', conflicts_with = "json")]
+    pub from: Vec<PathBuf>,
     /// Write the table as Markdown there
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
+    /// Draw the share of right answers by length there
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
     #[command(flatten)]
     pub server: server::Options,
 }
 
 pub fn tasks(options: &Options) -> Result<()> {
+    if let Some(path) = &options.plot {
+        plot::check_name(path)?;
+    }
+    let (results, pairs, cells) = match options.from.is_empty() {
+        true => ask_all(options)?,
+        false => {
+            let results = Results::read_all(&options.from)?;
+            let (pairs, cells) = (results.pairs(), results.cells());
+            (results, pairs, cells)
+        }
+    };
+    print!("{}", report::as_text(&results, &pairs, &cells, options.least));
+    if let Some(path) = &options.markdown {
+        let text = report::as_markdown(&results, &pairs, &cells, options.least);
+        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &options.plot {
+        let above = format!("right answers, % of those to tasks that f16 can do, {}", results.setup.model);
+        let curves = report::by_length(&results, &pairs, &cells, options.least);
+        curves::write(path, &curves::Titles { above: &above, below: "tokens" }, &curves)?;
+    }
+    Ok(())
+}
+
+/// All answers, and what was asked for.
+fn ask_all(options: &Options) -> Result<(Results, Vec<Pair>, Vec<Cell>)> {
     let pairs = pairs("none", std::slice::from_ref(&options.types))?;
     let model = model::model_or_default(options.model.as_deref())?;
     let bin = build_tree::build(&options.server.build, &["llama-server".into()])?;
@@ -94,12 +127,7 @@ pub fn tasks(options: &Options) -> Result<()> {
         run.ask_all(pair, &cells, (i, pairs.len()), &bar)?;
     }
     drop(bar);
-    print!("{}", report::as_text(&run.results, &pairs, &cells, options.least));
-    if let Some(path) = &options.markdown {
-        let text = report::as_markdown(&run.results, &pairs, &cells, options.least);
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(())
+    Ok((run.results, pairs, cells))
 }
 
 struct Run<'a> {

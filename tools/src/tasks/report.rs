@@ -2,6 +2,7 @@
 
 use super::results::{Cell, Results};
 use crate::pair::Pair;
+use crate::plot::curves::Curve;
 use crate::table::{self, Table};
 
 /// Right answers among those that were asked for.
@@ -59,6 +60,22 @@ fn changes(results: &Results, f16: &Pair, pair: &Pair, cells: &[Cell]) -> (usize
     let both = cells.iter().flat_map(|cell| results.of(f16, *cell).into_iter().zip(results.of(pair, *cell)));
     both.filter_map(|(f16, own)| Some((f16?.right, own?.right)))
         .fold((0, 0), |(lost, gained), (f16, own)| (lost + usize::from(f16 && !own), gained + usize::from(!f16 && own)))
+}
+
+/// A curve for each pair: right answers in percent by length, to the tasks that f16 can do at it.
+pub fn by_length(results: &Results, pairs: &[Pair], cells: &[Cell], least: u32) -> Vec<Curve> {
+    let mut lengths: Vec<usize> = cells.iter().map(|cell| cell.tokens).collect();
+    lengths.sort_unstable();
+    lengths.dedup();
+    let point = |pair: &Pair, tokens: usize| {
+        let able: Vec<Cell> =
+            cells.iter().copied().filter(|c| c.tokens == tokens && ability(results, *c, least).enough).collect();
+        let score = Score::of(results, pair, &able);
+        (score.asked > 0).then(|| (tokens as f64, 100.0 * score.right as f64 / score.asked as f64))
+    };
+    let curve =
+        |pair: &Pair| Curve { name: pair.name(), points: lengths.iter().filter_map(|n| point(pair, *n)).collect() };
+    pairs.iter().map(curve).collect()
 }
 
 const HEADER: [&str; 10] = ["task", "tokens", "K/V", "right", "%", "95%", "f16 %", "f16 95%", "lost", "gained"];
@@ -182,6 +199,8 @@ mod tests {
         assert_eq!(rows[3][6..], ["100", "51-100", "0", "0"]);
         assert_eq!(rows[5][..4], ["all", "-", "srft4", "6/8"]);
         assert_eq!(rows.len(), 6);
+        let curves = by_length(&all, &pairs(), &[LINES, COPY], 50);
+        assert_eq!((curves[0].points[0], curves[1].points[0]), ((4096.0, 87.5), (4096.0, 75.0)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The file of results: every answer, so that a run can be interrupted and anybody can check what was counted as right.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{ensure, Context, Result};
 use serde::{Deserialize, Serialize};
@@ -71,6 +71,52 @@ impl Results {
         Ok(known)
     }
 
+    /// The answers of several files, which must be of the same setup.
+    pub fn read_all(paths: &[PathBuf]) -> Result<Results> {
+        let mut all: Option<Results> = None;
+        for path in paths {
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let own: Results = serde_json::from_str(&text)
+                .with_context(|| format!("{} is not a result of cargo kv tasks --json", path.display()))?;
+            let Some(known) = &mut all else {
+                all = Some(own);
+                continue;
+            };
+            ensure!(known.setup == own.setup, "{} is of another model, build or setting", path.display());
+            // f16 may be in each of them
+            let new = |s: &Sample| {
+                !known.samples_asked.iter().any(|k| (&k.k, &k.v, k.cell, k.number) == (&s.k, &s.v, s.cell, s.number))
+            };
+            let new: Vec<Sample> = own.samples_asked.into_iter().filter(new).collect();
+            known.samples_asked.extend(new);
+        }
+        all.context("no file was given")
+    }
+
+    /// f16, and the others in the order in which they were asked.
+    pub fn pairs(&self) -> Vec<Pair> {
+        let mut all = vec![Pair { k: "f16".into(), v: "f16".into() }];
+        for sample in &self.samples_asked {
+            let pair = Pair { k: sample.k.clone(), v: sample.v.clone() };
+            if !all.contains(&pair) {
+                all.push(pair);
+            }
+        }
+        all
+    }
+
+    /// What was asked for, by length.
+    pub fn cells(&self) -> Vec<Cell> {
+        let mut all: Vec<Cell> = Vec::new();
+        self.samples_asked.iter().for_each(|s| {
+            if !all.contains(&s.cell) {
+                all.push(s.cell);
+            }
+        });
+        all.sort_by_key(|cell| cell.tokens);
+        all
+    }
+
     /// All at once, so that a file is never half written.
     pub fn write(&self, path: &Path) -> Result<()> {
         let part = path.with_extension("json.part");
@@ -135,6 +181,22 @@ pub mod tests {
         assert_eq!(rights("srft4", LINES), [Some(true), None, None, None]);
         assert_eq!(rights("srft4", Cell { tokens: 8192, ..LINES }), [None; 4]);
         assert_eq!(rights("srft4/f16", LINES), [None; 4]);
+    }
+
+    #[test]
+    fn answers_of_several_files() {
+        let dir = cache::Scratch::new().unwrap();
+        let longer = Cell { tokens: 8192, ..LINES };
+        let files = [dir.path().join("a.json"), dir.path().join("b.json")];
+        results(2, &[("f16", LINES, &[true, true]), ("srft4", longer, &[true])]).write(&files[0]).unwrap();
+        results(2, &[("f16", LINES, &[true, true]), ("q4_0", LINES, &[false])]).write(&files[1]).unwrap();
+        let all = Results::read_all(&files).unwrap();
+        assert_eq!(all.samples_asked.len(), 4, "f16's are the same");
+        assert_eq!(all.pairs().iter().map(Pair::name).collect::<Vec<_>>(), ["f16", "srft4", "q4_0"]);
+        assert_eq!(all.cells(), [LINES, longer]);
+        results(3, &[]).write(&files[1]).unwrap();
+        let error = format!("{:#}", Results::read_all(&files).unwrap_err());
+        assert!(error.contains("b.json is of another model"), "{error}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! The result as a picture: KL divergence and decode speed, each against bits per value.
+//! Results as pictures. Here: KL divergence and decode speed, each against bits per value.
 //!
 //! It must be readable printed in grey: a model is a shape, whether a type is this project's or llama.cpp's is filled
 //! or hollow, and every point has its name. Colours only help.
 
 mod axis;
+pub mod curves;
 mod labels;
 mod legend;
 mod names;
