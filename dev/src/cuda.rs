@@ -85,8 +85,8 @@ pub fn kernels() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// What makes code that is not run be compiled in an eighth of the time, where this nvcc knows it (12.9 and later).
-pub fn hasty(nvcc: &Path, depth: Depth) -> &'static [&'static str] {
+/// Options that skip optimizations, for code that is only compiled; none where this nvcc has no such (12.9 and later do).
+pub fn fast_compile_options(nvcc: &Path, depth: Depth) -> &'static [&'static str] {
     let known =
         || process::run(Command::new(nvcc).arg("--help"), None).is_ok_and(|d| d.stdout.contains("--Ofast-compile"));
     match depth {
@@ -96,9 +96,9 @@ pub fn hasty(nvcc: &Path, depth: Depth) -> &'static [&'static str] {
 }
 
 /// An error has the compiler's messages.
-pub fn compile(nvcc: &Path, source: &Path, depth: Depth, hasty: &[&str], target: &Path) -> Result<()> {
+pub fn compile(nvcc: &Path, source: &Path, depth: Depth, options: &[&str], target: &Path) -> Result<()> {
     let mut command = Command::new(nvcc);
-    command.args(["-std=c++17", "-use_fast_math", "-Werror", "all-warnings"]).args(hasty);
+    command.args(["-std=c++17", "-use_fast_math", "-Werror", "all-warnings"]).args(options);
     for (virtual_arch, code) in depth.targets() {
         command.args(["-gencode", &format!("arch={virtual_arch},code={code}")]);
     }

@@ -124,6 +124,8 @@ void pairs() {
             }
             turn++;
         }
+        // the short list has other pairs at the next head size
+        turn += names.size() % 3 == 0;
     }
 }
 
@@ -297,7 +299,7 @@ void overwriting(const std::string & family, int d) {
         got.push_back(get_floats(rows));
     }
     const std::vector<double> wanted(got[0].begin(), got[0].end());
-    check_below(total_error(got[1], wanted), 1.5e-2, "difference of overwritten rows from the CPU's");
+    check_below(total_error(got[1], wanted), is_grouped(our) ? 1.5e-2 : 1e-2, "difference of overwritten rows from the CPU's");
 }
 
 void flipped_bits() {
@@ -358,7 +360,9 @@ void precise_reasons(int turn, const Refused & refused) {
             default: break;
         }
         op->src[6] = ggml_permute(ctx, ggml_new_tensor_4d(ctx, srft8, 128, 2, 8, 1), 1, 2, 0, 3);
-        check(!Graph::supports(op), "a window that is turned");
+        if (begin_case("refusal of a window that is turned")) {
+            check(!Graph::supports(op), "a window that is turned");
+        }
     }
 }
 

@@ -166,7 +166,8 @@ void run(const StepCase & c, ggml_backend_t backend, const std::function<int64_t
             n += here[at] != there[at];
         }
         // codes within rounding of a tie, and those behind them in a group
-        check_below((double) n/here.size(), i == 0 ? 4e-2 : 2e-3 + 128.0/here.size(), "bytes that differ from the CPU's");
+        const bool grouped = i == 0 && (c.k.rfind("delta", 0) == 0 || c.k.rfind("band", 0) == 0);
+        check_below((double) n/here.size(), grouped ? 4e-2 : 2e-3 + 128.0/here.size(), "bytes that differ from the CPU's");
     }
 }
 

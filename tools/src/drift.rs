@@ -50,7 +50,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Measure nothing, and take the results that an earlier run wrote by --json
-    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "model", "text", "types", "tokens", "ctx", "batch"])]
     pub from: Option<PathBuf>,
     /// Draw the divergence by position there
     #[arg(long, value_name = "FILE.svg")]
@@ -104,7 +104,10 @@ pub fn drift(options: &Options) -> Result<()> {
 
 fn read(path: &Path) -> Result<Results> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| format!("{} is not a result of cargo kv drift --json", path.display()))
+    let results: Results = serde_json::from_str(&text)
+        .with_context(|| format!("{} is not a result of cargo kv drift --json", path.display()))?;
+    ensure!(!results.buckets.is_empty(), "{} has no results: measure again", path.display());
+    Ok(results)
 }
 
 fn measure(options: &Options) -> Result<Results> {
@@ -166,7 +169,8 @@ fn write_out(options: &Options, results: &Results) -> Result<()> {
     }
     if let Some(path) = &options.plot {
         let above = format!("KL divergence from f16, {}, {} cells", results.model, results.ctx);
-        curves::write(path, &curves::Titles { above: &above, below: "tokens" }, &by_position(&results.buckets))?;
+        let frame = curves::Frame { above: &above, below: "tokens", scale: curves::Scale::Fitting };
+        curves::write(path, &frame, &by_position(&results.buckets))?;
     }
     Ok(())
 }

@@ -46,7 +46,7 @@ fn compile(nvcc: &Path, options: &Options, tally: &mut Tally) -> Result<()> {
     };
     let scratch = cache::Scratch::new()?;
     let sources = cuda::kernels()?;
-    let hasty = cuda::hasty(nvcc, depth);
+    let fast = cuda::fast_compile_options(nvcc, depth);
     let results: Vec<Result<()>> = tally.timed("compiling the kernels", || {
         thread::scope(|scope| {
             let threads: Vec<_> = sources
@@ -54,7 +54,7 @@ fn compile(nvcc: &Path, options: &Options, tally: &mut Tally) -> Result<()> {
                 .enumerate()
                 .map(|(n, source)| {
                     let target = scratch.path().join(format!("{n}.fatbin"));
-                    scope.spawn(move || cuda::compile(nvcc, source, depth, hasty, &target))
+                    scope.spawn(move || cuda::compile(nvcc, source, depth, fast, &target))
                 })
                 .collect();
             threads.into_iter().map(|t| t.join().map_err(|_| anyhow!("the compiling thread panicked"))?).collect()

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 
 use super::axis::{number, Axis};
 use super::svg::{Anchor, Svg};
@@ -14,10 +14,18 @@ pub struct Curve {
     pub points: Vec<(f64, f64)>,
 }
 
-/// What a picture of curves is called, and what is along its lower edge.
-pub struct Titles<'a> {
+/// What a picture of curves is called, what is along its lower edge, and how its values are drawn.
+pub struct Frame<'a> {
     pub above: &'a str,
     pub below: &'a str,
+    pub scale: Scale,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    Linear,
+    /// Logarithmic where the values differ much.
+    Fitting,
 }
 
 const SIZE: (f64, f64) = (720.0, 420.0);
@@ -28,21 +36,20 @@ const WIDE: f64 = 15.0;
 /// Names stand at least so far apart.
 const APART: f64 = 12.0;
 
-pub fn write(path: &Path, titles: &Titles, curves: &[Curve]) -> Result<()> {
-    std::fs::write(path, drawn(titles, curves)?).with_context(|| format!("cannot write {}", path.display()))
+pub fn write(path: &Path, frame: &Frame, curves: &[Curve]) -> Result<()> {
+    std::fs::write(path, drawn(frame, curves)?).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn drawn(titles: &Titles, curves: &[Curve]) -> Result<String> {
+fn drawn(frame: &Frame, curves: &[Curve]) -> Result<String> {
     let all = || curves.iter().flat_map(|c| &c.points);
     let values = || all().map(|p| p.1).filter(|v| *v > 0.0);
     let (least, most) = values().fold((f64::INFINITY, 0.0f64), |(low, high), v| (low.min(v), high.max(v)));
-    let logarithmic = most > WIDE * least;
+    let logarithmic = frame.scale == Scale::Fitting && most > WIDE * least;
     let y = if logarithmic { Axis::logarithmic(values(), 1.3) } else { Axis::from_zero(values()) };
     // A zero has no place on a logarithmic scale.
-    let is_shown = |p: &&(f64, f64)| !logarithmic || p.1 > 0.0;
+    let is_shown = |p: &&(f64, f64)| p.1.is_finite() && (!logarithmic || p.1 > 0.0);
     let axes = Axis::from_zero(all().map(|p| p.0)).zip(y);
-    ensure!(axes.is_some(), "nothing was measured that could be plotted");
-    let (x, y) = axes.expect("asked above");
+    let (x, y) = axes.context("nothing was measured that could be plotted")?;
     let (left, top, right, bottom) = (AROUND.0, AROUND.1, SIZE.0 - AROUND.2, SIZE.1 - AROUND.3);
     let place = |p: (f64, f64)| (left + x.place(p.0) * (right - left), bottom - y.place(p.1) * (bottom - top));
 
@@ -58,8 +65,8 @@ fn drawn(titles: &Titles, curves: &[Curve]) -> Result<String> {
         svg.text(&number(tick), (left - 7.0, at), Anchor::Right, INK, TEXT);
     }
     svg.line(&[(left, top), (left, bottom), (right, bottom)], INK, 1.2);
-    svg.text(titles.below, ((left + right) / 2.0, bottom + 24.0), Anchor::Top, INK, TEXT);
-    svg.text(titles.above, (left - 40.0, top - 18.0), Anchor::Left, INK, TEXT);
+    svg.text(frame.below, ((left + right) / 2.0, bottom + 24.0), Anchor::Top, INK, TEXT);
+    svg.text(frame.above, (left - 40.0, top - 18.0), Anchor::Left, INK, TEXT);
 
     // Names from top to bottom, each below the one before.
     let mut names: Vec<(usize, (f64, f64))> = Vec::new();
@@ -70,9 +77,12 @@ fn drawn(titles: &Titles, curves: &[Curve]) -> Result<String> {
         names.extend(points.last().map(|at| (i, *at)));
     }
     names.sort_by(|a, b| a.1 .1.total_cmp(&b.1 .1));
+    let count = names.len();
     let mut above = f64::NEG_INFINITY;
-    for (i, at) in names {
-        above = at.1.max(above + APART);
+    for (place, (i, at)) in names.into_iter().enumerate() {
+        // Those that follow have room above the lower edge.
+        let lowest = bottom - APART * (count - 1 - place) as f64;
+        above = at.1.min(lowest).max(above + APART);
         svg.text(&curves[i].name, (at.0 + 10.0, above), Anchor::Left, color(i).darker(), NAME);
     }
     Ok(svg.finish(SIZE))
@@ -91,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_line_and_a_name_for_each() {
-        let titles = Titles { above: "KL divergence", below: "tokens" };
+        let titles = Frame { above: "KL divergence", below: "tokens", scale: Scale::Fitting };
         let text = drawn(&titles, &[curve("srft4", &[0.02, 0.03]), curve("q4_0", &[0.06, 0.07])]).unwrap();
         assert!(
             text.contains(">srft4</text>") && text.contains(">q4_0</text>") && text.contains(">KL divergence</text>")
@@ -105,11 +115,12 @@ mod tests {
 
     #[test]
     fn wide_ranges_and_nothing() {
-        let titles = Titles { above: "", below: "" };
+        let titles = Frame { above: "", below: "", scale: Scale::Fitting };
         let text = drawn(&titles, &[curve("srft4", &[0.02, 0.0]), curve("q4_0", &[6.0, 7.0])]).unwrap();
         assert!(text.contains(">0.1</text>") && text.contains(">1</text>"), "decades: {text}");
         assert_eq!(text.matches("<polygon").count(), 3, "a zero has no place there");
-        let text = drawn(&titles, &[curve("srft4", &[95.0, 90.0]), curve("q4_0", &[0.0, 0.0])]).unwrap();
+        let linear = Frame { scale: Scale::Linear, ..titles };
+        let text = drawn(&linear, &[curve("srft4", &[95.0, 90.0]), curve("q4_0", &[5.0, 0.0])]).unwrap();
         assert_eq!(text.matches("<polygon").count(), 4);
         assert!(drawn(&titles, &[curve("f16", &[0.0])]).is_err());
     }

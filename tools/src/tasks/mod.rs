@@ -63,7 +63,8 @@ pub struct Options {
     #[arg(long, requires = "json")]
     pub resume: bool,
     /// Ask nothing, and take the answers that earlier runs wrote by --json, of one model and setting
-    #[arg(long, value_name = "FILE,…", value_delimiter = ',', conflicts_with = "json")]
+    #[arg(long, value_name = "FILE,…", value_delimiter = ',',
+          conflicts_with_all = ["json", "model", "types", "tokens", "only", "samples", "documents", "seed"])]
     pub from: Vec<PathBuf>,
     /// Write the table as Markdown there
     #[arg(long, value_name = "FILE")]
@@ -79,13 +80,12 @@ pub fn tasks(options: &Options) -> Result<()> {
     if let Some(path) = &options.plot {
         plot::check_name(path)?;
     }
-    let (results, pairs, cells) = match options.from.is_empty() {
-        true => ask_all(options)?,
-        false => {
-            let results = Results::read_all(&options.from)?;
-            let (pairs, cells) = (results.pairs(), results.cells());
-            (results, pairs, cells)
-        }
+    let (results, pairs, cells) = if options.from.is_empty() {
+        ask_all(options)?
+    } else {
+        let results = Results::read_all(&options.from)?;
+        let (pairs, cells) = (results.pairs(), results.cells());
+        (results, pairs, cells)
     };
     print!("{}", report::as_text(&results, &pairs, &cells, options.least));
     if let Some(path) = &options.markdown {
@@ -95,7 +95,7 @@ pub fn tasks(options: &Options) -> Result<()> {
     if let Some(path) = &options.plot {
         let above = format!("right answers, % of those to tasks that f16 can do, {}", results.setup.model);
         let curves = report::by_length(&results, &pairs, &cells, options.least);
-        curves::write(path, &curves::Titles { above: &above, below: "tokens" }, &curves)?;
+        curves::write(path, &curves::Frame { above: &above, below: "tokens", scale: curves::Scale::Linear }, &curves)?;
     }
     Ok(())
 }

@@ -82,7 +82,14 @@ impl Results {
                 all = Some(own);
                 continue;
             };
-            ensure!(known.setup == own.setup, "{} is of another model, build or setting", path.display());
+            ensure!(
+                known.setup == own.setup,
+                "{} is of another model, build or setting than {}:\n{:?}\n{:?}",
+                path.display(),
+                paths[0].display(),
+                own.setup,
+                known.setup
+            );
             // f16 may be in each of them
             let new = |s: &Sample| {
                 !known.samples_asked.iter().any(|k| (&k.k, &k.v, k.cell, k.number) == (&s.k, &s.v, s.cell, s.number))
