@@ -69,6 +69,17 @@ mod tests {
         lines.chain(inline).map(String::from).collect()
     }
 
+    /// As a shell splits them, quotes of one kind alone.
+    fn words(command: &str) -> Vec<String> {
+        let parts = command.split('"').enumerate();
+        parts
+            .flat_map(|(i, part)| match i % 2 {
+                0 => part.split_whitespace().map(String::from).collect(),
+                _ => vec![part.to_string()],
+            })
+            .collect()
+    }
+
     #[test]
     fn the_documents_name_commands_that_exist() {
         let root = project_root();
@@ -79,7 +90,8 @@ mod tests {
         let mut found = 0;
         for file in files.iter().filter(|f| f.extension().is_some_and(|e| e == "md" || e == "yml")) {
             for command in documented(&std::fs::read_to_string(file).unwrap()) {
-                let words: Vec<&str> = ["cargo kv"].into_iter().chain(command.split_whitespace().skip(2)).collect();
+                let words: Vec<String> =
+                    ["cargo kv".to_string()].into_iter().chain(words(&command).into_iter().skip(2)).collect();
                 let fail = |e: clap::Error| format!("{}: {command}\n{e}", file.display());
                 match cli::Arguments::try_parse_from(&words).map_err(fail).unwrap().verb {
                     cli::Verb::Tool(tool) => assert!(tool[0].to_string_lossy().starts_with("llama-"), "{command}"),

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
+#include <thread>
 
 namespace {
 
@@ -70,15 +71,24 @@ std::vector<float> decode(llama_context * ctx, const std::vector<Token> & tokens
     return res;
 }
 
-std::vector<double> kl_divergences(const std::vector<float> & a, const std::vector<float> & b, int n) {
-    std::vector<double> res;
-    for (size_t at = 0; at + n <= std::min(a.size(), b.size()); at += n) {
-        const double za = log_sum(&a[at], n), zb = log_sum(&b[at], n);
-        double kl = 0.0;
-        for (size_t i = at; i < at + n; i++) {
-            kl += std::exp(a[i] - za)*((a[i] - za) - (b[i] - zb));
+std::vector<double> kl_divergences(const std::vector<float> & a, const std::vector<float> & b, int n, int threads) {
+    std::vector<double> res(std::min(a.size(), b.size())/n);
+    const auto every = [&](size_t first) {
+        for (size_t row = first; row < res.size(); row += threads) {
+            const float * of_a = &a[row*n], * of_b = &b[row*n];
+            const double za = log_sum(of_a, n), zb = log_sum(of_b, n);
+            for (int i = 0; i < n; i++) {
+                res[row] += std::exp(of_a[i] - za)*((of_a[i] - za) - (of_b[i] - zb));
+            }
         }
-        res.push_back(kl);
+    };
+    std::vector<std::thread> others;
+    for (int i = 1; i < threads; i++) {
+        others.emplace_back(every, i);
+    }
+    every(0);
+    for (std::thread & t : others) {
+        t.join();
     }
     return res;
 }

@@ -27,8 +27,8 @@ std::vector<float> decode(llama_context * ctx, const std::vector<Token> & tokens
 // The number of logits of a token.
 int n_logits(const llama_context * ctx);
 
-// The KL divergence of each distribution of b from that of a; `n` logits are one distribution.
-std::vector<double> kl_divergences(const std::vector<float> & a, const std::vector<float> & b, int n);
+// The KL divergence of each distribution of b from that of a; `n` logits are one distribution, which a thread takes.
+std::vector<double> kl_divergences(const std::vector<float> & a, const std::vector<float> & b, int n, int threads = 1);
 double mean(const std::vector<double> & values);
 double largest(const std::vector<double> & values); // NaN where one of them is; 0 where there is none
 

@@ -78,13 +78,13 @@ void shift(llama_context * ctx, int keep, int discard, int n_past) {
     llama_memory_seq_add(memory, 0, keep + discard, n_past, -discard);
 }
 
-void add(Runner & runner, int bucket, const std::vector<float> & want, const std::vector<float> & got, int n_vocab) {
+void add(Runner & runner, int bucket, const std::vector<float> & want, const std::vector<float> & got, int n_vocab, int threads) {
     if (got.size() != want.size() || got.empty()) {
         fail("decoding failed with " + runner.name);
     }
     runner.buckets.resize(std::max(runner.buckets.size(), (size_t) bucket + 1));
     Bucket & b = runner.buckets[bucket];
-    const std::vector<double> klds = kl_divergences(want, got, n_vocab);
+    const std::vector<double> klds = kl_divergences(want, got, n_vocab, threads);
     b.klds.insert(b.klds.end(), klds.begin(), klds.end());
     const auto top = [&](const std::vector<float> & logits, size_t at) {
         return std::max_element(logits.begin() + at, logits.begin() + at + n_vocab) - logits.begin();
@@ -173,7 +173,7 @@ int main(int argc, char ** argv) {
             fail("decoding failed with f16");
         }
         for (Runner & r : runners) {
-            add(r, bucket, want, decode(r.ctx.get(), tokens), n_vocab);
+            add(r, bucket, want, decode(r.ctx.get(), tokens), n_vocab, o.threads);
         }
         n_past += size;
         at     += size;
