@@ -34,4 +34,9 @@ namespace kv {
 #undef float4
 #undef uint2
 #pragma pop_macro("__device__")
+
+// A number of an index of rows, of 4 or 8 bytes.
+static __device__ __forceinline__ int64_t row_number(const uint8_t * at, unsigned bytes) {
+    return bytes == 8 ? *(const int64_t *) at : (int64_t) *(const int32_t *) at;
+}
 }  // namespace kv

@@ -196,9 +196,8 @@ __device__ __forceinline__ bool is_written(const attn_params & p, const uint8_t 
     for (uint i = 0; i < p.write_count; ++i) {
         const attn_write & to = p.writes[i];
         for (uint n = lane; n < to.count; n += 32) {
-            const uint8_t * at = to.index + n*to.index_step;
-            const long long row = to.index_bytes == 8 ? *(const long long *) at : (long long) *(const int *) at;
-            const uint8_t * written = to.to + row*(long long) to.row_step, * end = written + to.row_step;
+            const int64_t row = row_number(to.index + n*to.index_step, to.index_bytes);
+            const uint8_t * written = to.to + row*(int64_t) to.row_step, * end = written + to.row_step;
             res = res || (end > keys && written < keys + key_bytes) || (end > values && written < values + value_bytes);
         }
     }

@@ -8,8 +8,6 @@
 #include "codec.cuh"
 #include "kv_cuda.h"
 
-#include <type_traits>
-
 namespace kv {
 namespace {
 
@@ -60,7 +58,7 @@ __device__ __forceinline__ unit_place place_of(const rows_params & p, uint unit,
     }
     const uint8_t * at = p.index + i1*args.index_nb[0] + i2 % args.index_rows[0]*args.index_nb[1] +
                          i3 % args.index_rows[1]*args.index_nb[2];
-    const int64_t target = p.index_bytes == 8 ? *(const int64_t *) at : (int64_t) *(const int32_t *) at;
+    const int64_t target = row_number(at, p.index_bytes);
     u.found = target >= 0 && target < (int64_t) args.cache_rows[0];
     u.cache = (uint64_t) target*args.cache_nb[0] + i2*args.cache_nb[1] + i3*args.cache_nb[2] + (uint64_t) head*head_bytes;
     return u;
@@ -155,7 +153,6 @@ template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_r
     }
     __syncwarp();
 }
-
 
 // Heads of rows that stand alone, a warp for each; `memory` has KV_ROWS_FLOATS(size) floats for each warp. SRFT: of those kinds alone.
 template <uint SIZE, bool SRFT> __device__ __forceinline__ void write_rows(const rows_params & p, float * memory, float * levels, nearest_table & nearest) {

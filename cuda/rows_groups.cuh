@@ -6,6 +6,8 @@
 
 #include "rows.cuh"
 
+#include <type_traits>
+
 namespace kv {
 namespace {
 
@@ -23,8 +25,7 @@ __device__ __forceinline__ group_place group_of(const rows_params & p, uint size
     if (p.index_bytes != 0 && args.rows[1]*args.rows[2] == 1 && args.cache_nb[0] == args.cell_step) {
         // as llama.cpp writes: row numbers are cells
         const uint row = unit/args.heads, head = unit - row*args.heads;
-        const uint8_t * at = p.index + row*args.index_nb[0];
-        const int64_t target = p.index_bytes == 8 ? *(const int64_t *) at : (int64_t) *(const int32_t *) at;
+        const int64_t target = row_number(p.index + row*args.index_nb[0], p.index_bytes);
         res.found = target >= 0 && target < (int64_t) args.cache_rows[0];
         res.cell  = ((uint) target + args.first_cell) % args.cells % KV_DELTA_CELLS;
         res.group = (uint64_t) ((uint) target - res.cell)*args.cell_step + (uint64_t) head*kv_row_bytes(p.kind, size);
@@ -172,6 +173,16 @@ template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void chained_
     }
 }
 
+// The kind of row that leaves the least to code, of each kind the lane's part of the squares; `has_before`: may it be chained?
+__device__ __forceinline__ uint cheapest_kind(float alone, float restart, float chained, bool has_before) {
+    for (int n = 16; n > 0; n /= 2) {
+        alone += __shfl_xor_sync(KV_ALL_LANES, alone, n);
+        restart += __shfl_xor_sync(KV_ALL_LANES, restart, n);
+        chained += __shfl_xor_sync(KV_ALL_LANES, chained, n);
+    }
+    return has_before && chained < fminf(restart, alone) ? KV_DELTA_CHAINED : restart <= alone ? KV_DELTA_RESTART : KV_DELTA_ALONE;
+}
+
 // Codes a key for row t, from the deviation `before` of the row before where there is one and it helps: in `line`, and from
 // there to its row.
 __device__ __forceinline__ void writer_encode(
@@ -185,14 +196,7 @@ __device__ __forceinline__ void writer_encode(
         const float from_both = has_before ? fmaf(before[i], -KV_DELTA_RHO, from_m) : 0.0f;
         chained = fmaf(from_both, from_both, chained);
     }
-    for (int n = 16; n > 0; n /= 2) {
-        alone += __shfl_xor_sync(KV_ALL_LANES, alone, n);
-        restart += __shfl_xor_sync(KV_ALL_LANES, restart, n);
-        chained += __shfl_xor_sync(KV_ALL_LANES, chained, n);
-    }
-    const uint row_kind = has_before && chained < fminf(restart, alone) ? KV_DELTA_CHAINED
-                          : restart <= alone                           ? KV_DELTA_RESTART
-                                                                       : KV_DELTA_ALONE;
+    const uint row_kind = cheapest_kind(alone, restart, chained, has_before);
     for (uint i = lane; i < size; i += 32) {
         const float from_m = key[i] - m[i];
         work[i] = row_kind == KV_DELTA_CHAINED   ? fmaf(before[i], -KV_DELTA_RHO, from_m)
@@ -270,14 +274,7 @@ template <uint SIZE, uint N> __device__ __forceinline__ void writer_encode_lanes
         const float from_both = has_before ? fmaf(u[i], -KV_DELTA_RHO, from_m) : 0.0f;
         chained = fmaf(from_both, from_both, chained);
     }
-    for (int n = 16; n > 0; n /= 2) {
-        alone += __shfl_xor_sync(KV_ALL_LANES, alone, n);
-        restart += __shfl_xor_sync(KV_ALL_LANES, restart, n);
-        chained += __shfl_xor_sync(KV_ALL_LANES, chained, n);
-    }
-    const uint row_kind = has_before && chained < fminf(restart, alone) ? KV_DELTA_CHAINED
-                          : restart <= alone                           ? KV_DELTA_RESTART
-                                                                       : KV_DELTA_ALONE;
+    const uint row_kind = cheapest_kind(alone, restart, chained, has_before);
     for (uint i = 0; i < N; ++i) {
         const float from_m = x[i] - m[i];
         x[i] = row_kind == KV_DELTA_CHAINED ? fmaf(u[i], -KV_DELTA_RHO, from_m) : row_kind == KV_DELTA_RESTART ? from_m : x[i];
@@ -461,7 +458,6 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
         }
     }
 }
-
 
 }  // namespace
 }  // namespace kv

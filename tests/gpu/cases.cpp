@@ -19,19 +19,6 @@ constexpr double BOUND_CPU_WORST = 8e-2;
 // With 2 bits a code on the other side of a tie is a value that is off by a third of its range.
 constexpr double BOUND_CPU_WORST_2_BITS = 2e-1;
 
-bool is_grouped(ggml_type type) {
-    return is_ours(type) && ggml_ext_type_get(type)->group_cells > 1;
-}
-
-// The share of bytes that differ.
-double differing(const std::vector<uint8_t> & a, const std::vector<uint8_t> & b) {
-    size_t n = 0;
-    for (size_t i = 0; i < a.size(); i++) {
-        n += a[i] != b[i];
-    }
-    return (double) n/a.size();
-}
-
 // A code within rounding of a tie is rare, and so are two scales of 8 bits that fit a group equally well, of which the other one
 // has other codes: of a small cache a few such groups are more. In a group of cells it moves the differences of the rows behind it.
 double bytes_bound(ggml_type type, size_t bytes) {

@@ -158,16 +158,12 @@ void run(const StepCase & c, ggml_backend_t backend, const std::function<int64_t
         check(fused() > before, "ops of a step are launched together");
     }
     check(same, "results of ops in one graph are those of ops in graphs of their own");
-    check(together.bytes() == apart.bytes(), "bytes of the cache and of the window are the same");
-    for (size_t i = 0; i < together.bytes().size(); i++) {
-        const std::vector<uint8_t> here = together.bytes()[i], there = of_cpu.bytes()[i];
-        size_t n = 0;
-        for (size_t at = 0; at < here.size(); at++) {
-            n += here[at] != there[at];
-        }
+    const auto here = together.bytes(), there = of_cpu.bytes();
+    check(here == apart.bytes(), "bytes of the cache and of the window are the same");
+    for (size_t i = 0; i < here.size(); i++) {
         // codes within rounding of a tie, and those behind them in a group
-        const bool grouped = i == 0 && (c.k.rfind("delta", 0) == 0 || c.k.rfind("band", 0) == 0);
-        check_below((double) n/here.size(), grouped ? 4e-2 : 2e-3 + 128.0/here.size(), "bytes that differ from the CPU's");
+        const bool grouped = i == 0 && is_grouped(type_for(c.k, c.d));
+        check_below(differing(here[i], there[i]), grouped ? 4e-2 : 2e-3 + 128.0/here[i].size(), "bytes that differ from the CPU's");
     }
 }
 

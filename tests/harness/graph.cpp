@@ -67,6 +67,10 @@ ggml_type type_for(const std::string & name, int head_size) {
     return GGML_TYPE_COUNT;
 }
 
+bool is_grouped(ggml_type type) {
+    return is_ours(type) && ggml_ext_type_get(type)->group_cells > 1;
+}
+
 bool is_ours(ggml_type type) {
     return (uint32_t) type >= GGML_EXT_TYPE_BASE;
 }
@@ -171,4 +175,12 @@ std::vector<int64_t> counting(int64_t first, int64_t n) {
     std::vector<int64_t> res((size_t) n);
     std::iota(res.begin(), res.end(), first);
     return res;
+}
+
+double differing(const std::vector<uint8_t> & a, const std::vector<uint8_t> & b) {
+    size_t n = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+        n += a[i] != b[i];
+    }
+    return (double) n/a.size();
 }

@@ -22,6 +22,7 @@ const std::vector<const ggml_ext_type *> & concrete_types();
 // The type of a family ("srft4") at a head size, or ggml's type of that name ("f16"); GGML_TYPE_COUNT for none.
 ggml_type type_for(const std::string & name, int head_size);
 bool      is_ours(ggml_type type);
+bool      is_grouped(ggml_type type);  // cells are coded together
 double    bits_of(ggml_type type);
 
 // graphs
@@ -62,5 +63,7 @@ void set_indices(ggml_tensor * t, const std::vector<int64_t> & values);  // i32,
 void set_bytes(ggml_tensor * t, const std::vector<uint8_t> & bytes);
 std::vector<float>   get_floats(const ggml_tensor * t);  // f32, f16
 std::vector<uint8_t> get_bytes(const ggml_tensor * t);
+// The share of bytes that differ.
+double differing(const std::vector<uint8_t> & a, const std::vector<uint8_t> & b);
 // first, first + 1, …: indices of rows that follow each other
 std::vector<int64_t> counting(int64_t first, int64_t n);

@@ -12,6 +12,11 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// What others are compared with.
+    pub fn f16() -> Pair {
+        Pair { k: "f16".into(), v: "f16".into() }
+    }
+
     pub fn parse(text: &str) -> Result<Pair> {
         // The last one: K may name a file.
         let (k, v) = text.rsplit_once('/').unwrap_or((text, text));

@@ -65,7 +65,7 @@ impl<'a> Perplexity<'a> {
 
     /// f16 in other batches: how far the order of sums alone moves the model.
     pub fn measure_noise(&self) -> Result<Measured> {
-        self.measure_with(&Pair { k: "f16".into(), v: "f16".into() }, &["-ub", &SMALL_BATCH.to_string()])
+        self.measure_with(&Pair::f16(), &["-ub", &SMALL_BATCH.to_string()])
     }
 
     pub fn measure_with(&self, pair: &Pair, extra: &[&str]) -> Result<Measured> {

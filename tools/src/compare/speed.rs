@@ -36,7 +36,7 @@ pub fn measure(setup: &Setup, pair: &Pair) -> Result<Speed> {
 
 /// Decoding with nothing in the cache: what the model alone takes.
 pub fn measure_empty(setup: &Setup) -> Result<Vec<f64>> {
-    let f16 = Pair { k: "f16".into(), v: "f16".into() };
+    let f16 = Pair::f16();
     speeds(&run(setup, &f16, 0, 0)?.stdout, 0, DECODE)
 }
 

@@ -81,7 +81,7 @@ pub fn tasks(options: &Options) -> Result<()> {
         plot::check_name(path)?;
     }
     let (results, pairs, cells) = if options.from.is_empty() {
-        ask_all(options)?
+        measure(options)?
     } else {
         let results = Results::read_all(&options.from)?;
         let (pairs, cells) = (results.pairs(), results.cells());
@@ -101,7 +101,7 @@ pub fn tasks(options: &Options) -> Result<()> {
 }
 
 /// All answers, and what was asked for.
-fn ask_all(options: &Options) -> Result<(Results, Vec<Pair>, Vec<Cell>)> {
+fn measure(options: &Options) -> Result<(Results, Vec<Pair>, Vec<Cell>)> {
     let pairs = pairs("none", std::slice::from_ref(&options.types))?;
     let model = model::model_or_default(options.model.as_deref())?;
     let bin = build_tree::build(&options.server.build, &["llama-server".into()])?;

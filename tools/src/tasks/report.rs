@@ -50,7 +50,7 @@ pub struct Ability {
 }
 
 pub fn ability(results: &Results, cell: Cell, least: u32) -> Ability {
-    let f16 = Pair { k: "f16".into(), v: "f16".into() };
+    let f16 = Pair::f16();
     let score = Score::of(results, &f16, &[cell]);
     Ability { score, enough: score.asked > 0 && 100 * score.right >= least as usize * score.asked }
 }

@@ -53,18 +53,23 @@ impl Results {
         Results { setup, samples_asked: Vec::new() }
     }
 
+    /// `instead`: what to do where the file holds something else.
+    fn read(path: &Path, instead: &str) -> Result<Results> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("{} is not a result of cargo kv tasks --json{instead}", path.display()))
+    }
+
     /// What an earlier run of the same setup has found. A file that is not there yet holds nothing.
     pub fn resume(path: &Path, setup: Setup) -> Result<Results> {
         if !path.exists() {
             return Ok(Results::new(setup));
         }
-        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let instead = "name another file, or drop --resume";
-        let known: Results = serde_json::from_str(&text)
-            .with_context(|| format!("{} is not a result of cargo kv tasks --json: {instead}", path.display()))?;
+        let instead = ": name another file, or drop --resume";
+        let known = Results::read(path, instead)?;
         ensure!(
             known.setup == setup,
-            "{} is of another model, build or setting: {instead}\nthere: {:?}\nhere: {setup:?}",
+            "{} is of another model, build or setting{instead}\nthere: {:?}\nhere: {setup:?}",
             path.display(),
             known.setup
         );
@@ -75,9 +80,7 @@ impl Results {
     pub fn read_all(paths: &[PathBuf]) -> Result<Results> {
         let mut all: Option<Results> = None;
         for path in paths {
-            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            let own: Results = serde_json::from_str(&text)
-                .with_context(|| format!("{} is not a result of cargo kv tasks --json", path.display()))?;
+            let own = Results::read(path, "")?;
             let Some(known) = &mut all else {
                 all = Some(own);
                 continue;
@@ -102,7 +105,7 @@ impl Results {
 
     /// f16, and the others in the order in which they were asked.
     pub fn pairs(&self) -> Vec<Pair> {
-        let mut all = vec![Pair { k: "f16".into(), v: "f16".into() }];
+        let mut all = vec![Pair::f16()];
         for sample in &self.samples_asked {
             let pair = Pair { k: sample.k.clone(), v: sample.v.clone() };
             if !all.contains(&pair) {
