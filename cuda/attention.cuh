@@ -3,6 +3,7 @@
 
 #include "codec.cuh"
 #include "kv_cuda.h"
+#include "launch.cuh"
 
 namespace kv {
 
@@ -46,9 +47,9 @@ struct attn_params {
     uint            column_count, part_chunk_cells;
     uint64_t        columns_nb[2];
     attn_part       part[2];
-    // what the launch that prepares the queries writes to the cache
+    // what the launch that makes the queries writes to the cache
     attn_write      writes[KV_CUDA_WRITES];
-    uint            write_count;
+    uint            write_count, write_rows; // rows of the one that has most
     // scratch
     __half *        query_high; // [query row][width of K], by stream, KV head, token, head: two halves make a value
     __half *        query_low;
@@ -85,30 +86,6 @@ static __device__ __forceinline__ uint2 hidden_range(const uint * hidden, uint b
 static __device__ __forceinline__ uint cell_of(const uint8_t * columns, const uint64_t (&nb)[2], uint column, uint kv_stream, uint cells) {
     const long long cell = *(const long long *) (columns + column*nb[0] + kv_stream*nb[1]);
     return cell >= 0 && cell < (long long) cells ? (uint) cell : ~0u;
-}
-
-// Lets the launch behind this one begin; it waits for the end of this one where it needs to.
-static __device__ __forceinline__ void let_next_begin() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// Waits for the end of the launch before.
-static __device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Brings what a rotation looks up near; by a warp that has nothing else to do yet.
-static __device__ __forceinline__ void prefetch_rotation(uint lane) {
-    if (lane*128 < sizeof(kv_roots_512)) {
-        asm volatile("prefetch.global.L1 [%0];" :: "l"((const uint8_t *) kv_roots_512 + lane*128));
-    }
-    if (lane*128 < sizeof(kv_signs)) {
-        asm volatile("prefetch.global.L1 [%0];" :: "l"((const uint8_t *) kv_signs + lane*128));
-    }
 }
 
 // The score of a cell that is hidden, or of none at all.
@@ -151,6 +128,14 @@ static __device__ __forceinline__ unsigned short mask_bits(const attn_params & p
     return p.mask ? *(const unsigned short *) (p.mask + (offset + 2*cell)) : (unsigned short) 0;
 }
 
+constexpr unsigned short HIDDEN_MASK = 0xfc00;
+
+// What it adds to a score in units of log 2.
+static __device__ __forceinline__ float bias_of(unsigned short mask) {
+    const float m = __half2float(__ushort_as_half(mask));
+    return m > -65504.0f ? m*LOG2_E : -INFINITY;
+}
+
 // tanh by its definition: the fast one has three digits.
 static __device__ __forceinline__ float soft_capped(float score, float softcap) {
     const float e = __expf(2.0f*score/softcap);
@@ -191,21 +176,6 @@ uint        part_chunk_cells(const kv_cuda_split & main);
 
 // kv_recent.cu: the bits of cells that have precise rows, and the mask of the columns.
 cudaError_t launch_columns(const kv_cuda_attention & op, void * hidden, void * mask, cudaStream_t stream);
-
-// Launches a kernel while the one before it is still under way; it waits for that where it needs to.
-template <typename Kernel> static cudaError_t launch_early(Kernel kernel, dim3 grid, uint threads, size_t shared, cudaStream_t stream, const attn_params & p) {
-    cudaLaunchAttribute early = {};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim          = grid;
-    config.blockDim         = threads;
-    config.dynamicSmemBytes = shared;
-    config.stream           = stream;
-    config.attrs            = &early;
-    config.numAttrs         = 1;
-    return cudaLaunchKernelEx(&config, kernel, p);
-}
 
 static inline uint width_of(uint32_t kind, uint32_t size) {
     return KV_WIDTH(kind, size);

@@ -46,10 +46,12 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint LIST    = COUNT + 16;
     static constexpr uint SEEN    = LIST + TILE_MASK/TILE*2;
     static constexpr uint SOFTS   = SEEN + TILE_MASK/TILE;
-    static constexpr uint MASK    = SOFTS + WARPS*ROWS*8;
+    static constexpr uint SLOPES  = SOFTS + WARPS*ROWS*8;
+    static constexpr uint MASK    = SLOPES + WARPS*ROWS*4;
     static constexpr uint FRONT   = MASK + TILE_MASK*2; // what follows the table, where there is one
     static constexpr uint TABLE   = (1 << 16) - SHARED_BASE, GAPS = TABLE + 128;
-    static constexpr uint WEIGHTS = WITH_TABLE ? TABLE + (1 << 16) : FRONT, WEIGHT_BYTES = WARPS*8*TILE_WEIGHTS*2;
+    static constexpr uint WARP_WEIGHTS = 8*TILE_WEIGHTS*2;
+    static constexpr uint WEIGHTS = WITH_TABLE ? TABLE + (1 << 16) : FRONT, WEIGHT_BYTES = WARPS*WARP_WEIGHTS;
     static constexpr uint SCALES  = WITH_TABLE ? GAPS : WEIGHTS + WEIGHT_BYTES;
     static constexpr uint BACK    = WITH_TABLE ? WEIGHTS + WEIGHT_BYTES : SCALES + WARPS*SCALE_PIECES*PIECE;
 
@@ -190,19 +192,24 @@ template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value
     }
 }
 
-// Does the launch before write to one of these? By a warp.
-__device__ __forceinline__ bool is_written(const attn_params & p, const uint8_t * keys, const uint8_t * values, uint key_bytes, uint value_bytes, uint lane) {
-    bool res = false;
-    for (uint i = 0; i < p.write_count; ++i) {
-        const attn_write & to = p.writes[i];
-        for (uint n = lane; n < to.count; n += 32) {
-            const int64_t row = row_number(to.index + n*to.index_step, to.index_bytes);
-            const uint8_t * written = to.to + row*(int64_t) to.row_step, * end = written + to.row_step;
-            res = res || (end > keys && written < keys + key_bytes) || (end > values && written < values + value_bytes);
+// Rows that the launch before writes, a lane for each; the lanes of a warp look at those of all writes together.
+struct written_rows {
+    const uint8_t * at, * end;
+
+    // Of the n-th row.
+    __device__ __forceinline__ written_rows(const attn_params & p, uint n) : at(nullptr), end(nullptr) {
+        const uint rows = p.write_rows;
+        if (n < p.write_count*rows) {
+            const attn_write & to = p.writes[n/rows];
+            at  = to.to + row_number(to.index + min(n % rows, to.count - 1)*to.index_step, to.index_bytes)*(int64_t) to.row_step;
+            end = at + to.row_step;
         }
     }
-    return __any_sync(KV_ALL_LANES, res);
-}
+
+    __device__ __forceinline__ bool is_among(const uint8_t * rows, uint bytes) const {
+        return end > rows && at < rows + bytes;
+    }
+};
 
 template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_bulk_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
 #if __CUDA_ARCH__ >= 900
@@ -249,60 +256,74 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     // The n-th tile of a team, among those that are read.
     const auto tile_at = [&](uint team, uint n) { return (n/UNIT*teams + team)*UNIT + n % UNIT; };
     const uint at_once = min(tiles, teams*depth);
-    // Rows that are on their way before the launch before has ended must not be among those that it writes.
-    if (p.write_count > 0 && warp == 0 && (PRECISE || is_written(p, keys, values, (end - begin)*k_cell, (end - begin)*v_cell, lane))) {
-        wait_for_previous();
-    }
-    if (threadIdx.x == 0) {
-        for (uint i = 0; i < 2*teams*depth; ++i) {
+    // Asks for tiles that are on their way when the work begins, a warp for one: keys of the first tile of each team, its values,
+    // keys of the second and so on.
+    const auto ask_tiles = [&](uint first, uint end) {
+        for (uint i = first + warp; i < end; i += threads/32) {
+            const uint of = i % teams, n = i/teams/2, slot = of*depth + n, tile = tile_at(of, n);
+            if (lane == 0 && tile < at_once) {
+                i/teams % 2 != 0 ? ask_values(slot, tile) : ask_keys(slot, tile);
+            }
+        }
+    };
+    if (warp == 0) {
+        for (uint i = lane; i < 2*teams*depth; i += 32) {
             begin_barrier(bars + 8*i);
             done[i] = 0;
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#pragma unroll 1
-        for (uint n = 0; n < depth; ++n) {
-#pragma unroll 1
-            for (uint i = 0; i < teams; ++i) {
-                if (tile_at(i, n) < at_once) {
-                    ask_keys(i*depth + n, tile_at(i, n));
-                    ask_values(i*depth + n, tile_at(i, n));
-                }
-            }
-        }
-    }
-
-    // Which tiles are read: those on their way, and of the others those that a row sees.
-    uint8_t * const seen = raw + layout::SEEN;
-    for (uint i = threadIdx.x; i < tiles; i += threads) {
-        seen[i] = i < at_once;
-    }
-    const auto column = [&](uint i) { return cell_of(p.columns, p.columns_nb, i, kv_stream, args.cells); };
-    const uint first_recent = RECENT && threadIdx.x < p.column_count ? column(threadIdx.x) : ~0u;
-    for (uint i = threadIdx.x; i < layout::WARPS*8*TILE_WEIGHTS/2; i += threads) {
-        ((uint *) (raw + layout::WEIGHTS))[i] = 0;
     }
     if constexpr (values_of::TABLE_BYTES != 0) {
         fill_table((uint *) (raw + layout::TABLE), 64, threadIdx.x, threads);
     }
     __syncthreads();
-    for (uint row = 0; row < mask_rows; ++row) {
-        const uint from = mask_offset(p, first_token + row, 0, stream);
-        // A warp takes the cells of a tile.
-        for (uint i = threadIdx.x; i < chunk_cells; i += threads) {
-            const uint cell = begin + i >= end ? ~0u : PRECISE ? column(part.first_column + begin + i) : begin + i;
-            const unsigned short bits = cell == ~0u ? (unsigned short) 0xfc00 : mask_bits(p, from, cell);
-            mask[row*chunk_cells + i] = bits;
-            if (bits < 0xfbff) { // -65504 and less are hidden
-                seen[i/TILE] = 1;
-            }
+
+    // The mask and rows that are being written are asked for before any tile: behind those they would wait for microseconds.
+    written_rows written(p, lane);
+    const auto column = [&](uint i) { return cell_of(p.columns, p.columns_nb, i, kv_stream, args.cells); };
+    const uint first_recent = RECENT && threadIdx.x < p.column_count ? column(threadIdx.x) : ~0u;
+
+    // Which tiles are read: those that are asked for now, and of the others those that a row sees. A warp takes the cells of a tile.
+    uint8_t * const seen = raw + layout::SEEN;
+#pragma unroll 2
+    for (uint i = threadIdx.x; i < chunk_cells; i += threads) {
+        const uint cell = i >= end - begin ? ~0u : PRECISE ? column(part.first_column + begin + i) : begin + i;
+        bool visible = false;
+        for (uint row = 0; row < mask_rows; ++row) {
+            const unsigned short bits = cell == ~0u ? HIDDEN_MASK : mask_bits(p, mask_offset(p, first_token + row, 0, stream), cell);
+            const bool hidden = bias_of(bits) == -INFINITY;
+            mask[row*chunk_cells + i] = hidden ? HIDDEN_MASK : bits;
+            visible = visible || !hidden;
         }
+        seen[i/TILE] = __any_sync(KV_ALL_LANES, visible) || i/TILE < at_once;
+    }
+    // Rows that are on their way before the launch before has ended must not be among those that it writes.
+    bool wait = PRECISE && p.write_count != 0;
+    for (uint i = lane; i < p.write_count*p.write_rows; i += 32) {
+        if (i != lane) {
+            written = written_rows(p, i);
+        }
+        wait = wait || written.is_among(keys, (end - begin)*k_cell) || written.is_among(values, (end - begin)*v_cell);
+    }
+    if (__any_sync(KV_ALL_LANES, wait)) {
+        wait_for_previous();
+    }
+    ask_tiles(0, 2*teams);
+
+    float * const slopes = (float *) (raw + layout::SLOPES), * const q = (float *) (raw + at.queries);
+    if (threadIdx.x < heads*ROWS) {
+        slopes[threadIdx.x] = slope_of(p, threadIdx.x/ROWS*heads_per_kv + (first_row + threadIdx.x % ROWS) % heads_per_kv);
+    }
+    uint8_t * const warp_weights = raw + layout::WEIGHTS + warp*layout::WARP_WEIGHTS;
+    for (uint i = lane; i < layout::WARP_WEIGHTS/4; i += 32) {
+        ((uint *) warp_weights)[i] = 0;
     }
     __syncthreads();
     if (RECENT) {
         for (uint i = threadIdx.x; i < p.column_count; i += threads) {
             const uint cell = (i == threadIdx.x ? first_recent : column(i)) - begin; // large where the cell comes before
             for (uint r = 0; r < mask_rows && cell < end - begin; ++r) {
-                mask[r*chunk_cells + cell] = 0xfc00;
+                mask[r*chunk_cells + cell] = HIDDEN_MASK;
             }
         }
     }
@@ -326,7 +347,6 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     const size_t query_block = ((size_t) stream*gridDim.x + blockIdx.x)*heads;
     const signed char * const planes = p.query_planes + query_block*2*ROWS*D;
     const float * const query_scale = p.query_scale + query_block*ROWS;
-    float * const q = (float *) (raw + at.queries);
     if (DELTA) {
         for (uint i = threadIdx.x; i < heads*ROWS*D; i += threads) {
             const signed char * first = planes + (i/(ROWS*D)*2*ROWS + i/D % ROWS)*D + i % D;
@@ -335,19 +355,21 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     }
     typename keys_of::queries b;
     keys_of::fill(b, (const signed char (*)[ROWS][D]) (planes + head*2*ROWS*D), g, t);
-    decode_sums<K, V, D, QB> sums;
-    sums.begin(p, query_scale + head*ROWS, level_unit(K), first_row, used, head, heads_per_kv, t);
+    decode_sums<K, V, D, QB, TILE_STEPS> sums;
+    sums.begin(p, query_scale + head*ROWS, level_unit(K), t);
+    // Whatever else is read from memory has been read.
+    ask_tiles(2*teams, 2*teams*depth);
     uint mask_at[QB][2];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {
-        mask_at[i/2][i % 2] = ((first_row + min(sums.row_of(i, t), used - 1))/heads_per_kv - first_token)*chunk_cells + g;
+        mask_at[i/2][i % 2] = ((first_row + min(sums.row_of(i, t), used - 1))/heads_per_kv - first_token)*chunk_cells + t/2*STEP + g;
     }
     __syncthreads();
     const uint count = *(const uint *) (raw + layout::COUNT);
 
     const bool one_mask = mask_rows == 1;
     const wide_lane_table table = { shared_address(raw + layout::TABLE + 4*lane) };
-    __half * const weights = (__half *) (raw + layout::WEIGHTS) + warp*8*TILE_WEIGHTS;
+    __half * const weights = (__half *) warp_weights;
     const uint * const weights_from = (const uint *) (weights + g*TILE_WEIGHTS + 2*t);
     uint8_t * const row_scales = raw + layout::SCALES + warp*layout::SCALE_PIECES*layout::PIECE;
     const uint8_t * const k_slots = raw + head*layout::K_ROW, * const v_slots = raw + head*layout::V_ROW;
@@ -366,9 +388,9 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         const auto next = [&](uint * counter) {
             return is_last(counter, heads) && tile_at(team, n + depth) < count;
         };
-        float s[TILE_STEPS][QB][4];
+        float parts[TILE_STEPS][QB][4], s[QB][4];
         if (DELTA && n % 2 == 0) {
-            group.begin(q + head*ROWS*(D/32)*at.query_step, at.query_step, lane, t);
+            group.begin(q + head*ROWS*(D/32)*at.query_step, at.query_step, sums.score_unit(p), lane, t);
             ask_group(group, n + 2);
         }
         await(bars + 16*slot, parity);
@@ -379,27 +401,24 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         for (uint i = 0; i < TILE_STEPS; ++i) {
             keys_of k;
             k.template load<tile_bytes>(k_rows, k_rows + keys_of::codes_at(t), k_cell, i*STEP, TILE - 1, g);
-            sums.products(k, b, t, [&](uint n, uint c, uint second) { return *(const float *) (row_scales + key_scales_at<D, layout::PIECE>(i*STEP + 8*n + g) + 8*c + 4*second); }, s[i]);
+            k.join(t);
+            k.products(b, t, [&](uint n, uint c, uint second) { return *(const float *) (row_scales + key_scales_at<D, layout::PIECE>(i*STEP + 8*n + g) + 8*c + 4*second); }, parts[i]);
         }
         __syncwarp();
         if (lane == 0 && next(&done[2*slot])) {
             ask_keys(slot, list[tile_at(team, n + depth)]);
         }
-        unsigned short masked[TILE_STEPS][QB][4];
-        uint gone[TILE_STEPS];
-#pragma unroll
-        for (uint j = 0; j < TILE_STEPS; ++j) {
-            gone[j] = 0;
-            if (DELTA) {
-                group.follow(n % 2*TILE + j*STEP, lane, s[j]);
-            }
-#pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                const bool same = one_mask && (i >= 4 || i % 2 != 0);
-                masked[j][i/4][i % 4] = same ? masked[j][0][i % 4/2*2] : mask[mask_at[i/4][i % 2] + first + j*STEP + i % 4/2*8];
-            }
+        sums.join(parts, t, s);
+        if (DELTA) {
+            group.template follow<TILE_STEPS>(n % 2*TILE, lane, s);
         }
-        sums.weigh(args, s, masked, gone, g, t, weights, TILE_WEIGHTS);
+        float bias[QB][4];
+#pragma unroll
+        for (uint i = 0; i < 4*QB; ++i) {
+            const bool same = one_mask && (i >= 4 || i % 2 != 0);
+            bias[i/4][i % 4] = same ? bias[0][i % 4/2*2] : __half2float(__ushort_as_half(mask[mask_at[i/4][i % 2] + first + i % 4/2*8]))*LOG2_E;
+        }
+        sums.weigh(args, s, bias, slopes + head*ROWS, g, t, weights, TILE_WEIGHTS);
         __syncwarp();
         await(bars + 16*slot + 8, parity);
         make_value_scales<V, D, layout::PIECE>(row_scales, v_rows + lane*v_cell, lane);
@@ -410,6 +429,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             v.template load<tile_bytes>(v_rows, v_rows + values_of::codes_at(g), v_cell, i*STEP, TILE - 1, t);
             v.join(g);
             const auto scales_of = [&](uint first, uint j) { return *(const uint *) (row_scales + value_scales_at<layout::PIECE>(j) + 2*(i*STEP + first*4) + 4*t); };
+            sums.count(weights_from[i*STEP/2], weights_from[i*STEP/2 + 4]);
             v.add(weights_from[i*STEP/2], weights_from[i*STEP/2 + 4], table, g, scales_of, sums.acc);
         }
         __syncwarp();
@@ -442,18 +462,21 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
 #endif
 }
 
-template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<D>(), 1) kv_decode_bulk(const attn_params p) {
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<D>(), 1) kv_decode_bulk(const KV_IN_PLACE attn_params p) {
     extern __shared__ __align__(128) uint8_t raw[];
     decode_bulk_block<K, V, D, QB, decode_rows::alone>(p, raw, p.part[0]);
 }
 
-template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<D>(), 1) kv_decode_bulk_recent(const attn_params p) {
+template <uint D, uint QB> __device__ __noinline__ void decode_bulk_precise(const attn_params & p, uint8_t * raw, const attn_part & part) {
+    decode_bulk_block<KV_KIND_SRFT8, KV_KIND_SRFT8, D, QB, decode_rows::precise>(p, raw, part);
+}
+
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<D>(), 1) kv_decode_bulk_recent(const KV_IN_PLACE attn_params p) {
     extern __shared__ __align__(128) uint8_t raw[];
     if (blockIdx.y < p.args.main_chunks) {
         decode_bulk_block<K, V, D, QB, decode_rows::main>(p, raw, p.part[0]);
     } else {
-        const attn_part part = blockIdx.y < p.part[1].first_chunk ? p.part[0] : p.part[1];
-        decode_bulk_block<KV_KIND_SRFT8, KV_KIND_SRFT8, D, QB, decode_rows::precise>(p, raw, part);
+        decode_bulk_precise<D, QB>(p, raw, p.part[blockIdx.y < p.part[1].first_chunk ? 0 : 1]);
     }
 }
 

@@ -29,7 +29,7 @@ template <uint V, uint D> struct decode_memory {
     uint   table[(TABLE > SUMS ? TABLE : SUMS)/4]; // what V looks up; behind the loop, sums of the warps
     float  q[ROWS][D];                             // rotated queries
     signed char planes[2][ROWS][D];
-    float  query_scale[ROWS];
+    float  query_scale[ROWS], slopes[ROWS];
     __half weights[WARPS][ROWS][STEP + 8];
     float  softs[WARPS][ROWS][2];
     uint   recent[RECENT_WORDS];
@@ -116,10 +116,19 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     for (uint i = threadIdx.x; i < sizeof(m.weights)/4; i += THREADS) {
         ((uint *) m.weights)[i] = 0;
     }
+    if (threadIdx.x < ROWS) {
+        m.slopes[threadIdx.x] = slope_of(p, kv_head*heads_per_kv + (first_row + threadIdx.x) % heads_per_kv);
+    }
     for (uint r = warp; r < ROWS; r += WARPS) {
         const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
         const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
-        prepare_query<D>(p, r < used ? from : nullptr, lane, m.q[r], m.planes[0][r], m.planes[1][r], &m.query_scale[r]);
+        query_part<D> query;
+        query.load(p, r < used ? from : nullptr, lane);
+        const uint first = query.rotate(lane);
+        query.store_planes(first, lane, m.planes[0][r], m.planes[1][r], &m.query_scale[r]);
+        if (DELTA) {
+            query.store_floats(first, m.q[r], 32);
+        }
     }
     __syncthreads();
     if (RECENT) {
@@ -134,8 +143,8 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
 
     typename keys_of::queries b;
     keys_of::fill(b, m.planes, g, t);
-    decode_sums<K, V, D, QB> sums;
-    sums.begin(p, m.query_scale, level_unit(K), first_row, used, kv_head, heads_per_kv, t);
+    decode_sums<K, V, D, QB, 1> sums;
+    sums.begin(p, m.query_scale, level_unit(K), t);
     uint mask_at[QB][2];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {
@@ -200,14 +209,16 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 }
             }
 
-            float s[1][QB][4];
-            sums.products(k, b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, s[0]);
+            float parts[1][QB][4], s[QB][4];
+            k.join(t);
+            k.products(b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, parts[0]);
+            sums.join(parts, t, s);
             if (DELTA) {
                 if ((cell - begin) % BLOCK == 0) {
                     group.ask(keys + cell*k_step, k_step, min(BLOCK, args.k_cells - cell), lane);
-                    group.begin(&m.q[0][0], 32, lane, t);
+                    group.begin(&m.q[0][0], 32, sums.score_unit(p), lane, t);
                 }
-                group.follow((cell - begin) % BLOCK, lane, s[0]);
+                group.template follow<1>((cell - begin) % BLOCK, lane, s);
             }
             // Keys of the next 16 cells are on their way while these values are added; values while keys are multiplied.
             cell += STEP;
@@ -220,9 +231,15 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 k.template load<cache_bytes>(keys, k_codes, k_step, cell, last, g);
             }
 
-            sums.weigh(args, s, masked, gone, g, t, &m.weights[warp][0][0], STEP + 8);
+            float bias[QB][4];
+#pragma unroll
+            for (uint i = 0; i < 4*QB; ++i) {
+                bias[i/4][i % 4] = (gone[0] >> i % 4/2*8 & 1) != 0 ? -INFINITY : bias_of(masked[0][i/4][i % 4]);
+            }
+            sums.weigh(args, s, bias, m.slopes, g, t, &m.weights[warp][0][0], STEP + 8);
             __syncwarp();
             v.join(g);
+            sums.count(weights_from[0], weights_from[4]);
             v.add(weights_from[0], weights_from[4], table, g, [&](uint first, uint i) { return v.scales_of(first, i); }, sums.acc);
             // The next weights take the place of these.
             __syncwarp();

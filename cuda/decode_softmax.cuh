@@ -15,88 +15,97 @@ using namespace metal;
 
 constexpr uint STEP = 16; // cells of one product
 
-// A lane has query rows 2 (t % 2) and the next of each block of four, and of 16 cells g and g + 8. Scores are in units of log 2.
-template <uint K, uint V, uint D, uint QB> struct decode_sums {
+// A lane has query rows 2 (t % 2) and the next of each block of four, and of 16 cells g and g + 8. Of two times 16 cells lanes t < 2
+// have the first and the others the second; of 16 alone they have the same. Scores are in units of log 2.
+template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
+    static_assert(STEPS == 1 || STEPS == 2, "");
     static constexpr uint C = D/64;
     static constexpr bool DELTA = is_delta(K);
 
-    float factor[QB][2], slope[QB][2], ref[QB][2], sum[QB][2];
+    float factor[QB][2], ref[QB][2];
     float acc[C][2][2][4]; // [chunk][scale][pair of values]
-    bool  softcap;
+    float weight[4];       // sums of the weights, as those of a value that is 1 everywhere
+    bool  softcap, alibi;
 
     // The lane's query row, of the block's.
     static __device__ __forceinline__ uint row_of(uint i, uint t) {
         return i/2*4 + t % 2*2 + i % 2;
     }
 
+    // What scores of delta are in units of: products with I-frames, too.
+    static __device__ __forceinline__ float score_unit(const attn_params & p) {
+        return p.args.softcap != 0.0f ? 1.0f : p.args.scale*LOG2_E;
+    }
+
     // What products are multiplied by: `query_scale` of a row, and `unit`.
-    __device__ __forceinline__ void begin(const attn_params & p, const float * query_scale, float unit, uint first_row, uint used, uint kv_head, uint heads_per_kv, uint t) {
+    __device__ __forceinline__ void begin(const attn_params & p, const float * query_scale, float unit, uint t) {
         softcap = p.args.softcap != 0.0f;
+        alibi = p.alibi;
 #pragma unroll
         for (uint i = 0; i < 2*QB; ++i) {
-            const uint r = row_of(i, t), row = first_row + min(r, used - 1), head = kv_head*heads_per_kv + row % heads_per_kv;
-            factor[i/2][i % 2] = query_scale[r]*unit*(DELTA || softcap ? 1.0f : p.args.scale*LOG2_E);
-            slope[i/2][i % 2] = slope_of(p, head)*LOG2_E;
+            factor[i/2][i % 2] = query_scale[row_of(i, t)]*unit*score_unit(p);
             ref[i/2][i % 2] = HIDDEN;
-            sum[i/2][i % 2] = 0.0f;
         }
 #pragma unroll
         for (uint i = 0; i < C*16; ++i) {
             (&acc[0][0][0][0])[i] = 0.0f;
         }
+#pragma unroll
+        for (uint i = 0; i < 4; ++i) {
+            weight[i] = 0.0f;
+        }
     }
 
-    // Products of the queries with 16 keys, or with their residuals.
-    template <typename Scales> __device__ __forceinline__ void products(
-            decode_keys<K, D, QB> & k, const typename decode_keys<K, D, QB>::queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
-        k.join(t);
-        k.products(q, t, scale_of, s);
+    // Products of the queries with STEPS times 16 keys, of which lanes t and t ^ 2 have parts. `weigh` has their factor, but of
+    // residuals.
+    __device__ __forceinline__ void join(const float (&parts)[STEPS][QB][4], uint t, float (&s)[QB][4]) const {
 #pragma unroll
         for (uint i = 0; i < 4*QB; ++i) {
-            s[i/4][i % 4] = (s[i/4][i % 4] + __shfl_xor_sync(KV_ALL_LANES, s[i/4][i % 4], 2))*factor[i/4][i % 2];
+            const float first = parts[0][i/4][i % 4], second = parts[STEPS - 1][i/4][i % 4];
+            const float mine = t < 2 ? first : second, others = t < 2 ? second : first;
+            s[i/4][i % 4] = (mine + __shfl_xor_sync(KV_ALL_LANES, others, 2))*(DELTA ? factor[i/4][i % 2] : 1.0f);
         }
     }
 
-    // From the products of N times 16 cells, what the mask has of them and a bit for each cell that is not to be seen, to
-    // weights: halves in shared memory, [row][cell], `row_step` from row to row.
-    template <uint N> __device__ __forceinline__ void weigh(
-            const kv_attn_args & args, float (&s)[N][QB][4], const unsigned short (&masked)[N][QB][4], const uint (&gone)[N], uint g, uint t, __half * weights, uint row_step) {
-        bool larger = false;
-        if (softcap) {
+    // From products and what the mask adds to them, in units of log 2, to weights: halves in shared memory, [row][cell], `row_step`
+    // from row to row. `slopes` are those of ALiBi, by row.
+    __device__ __forceinline__ void weigh(const kv_attn_args & args, float (&s)[QB][4], float (&bias)[QB][4], const float * slopes, uint g, uint t, __half * weights, uint row_step) {
+        if (alibi) {
 #pragma unroll
-            for (uint j = 0; j < N*4*QB; ++j) {
-                float & x = s[j/(4*QB)][j/4 % QB][j % 4];
-                x = soft_capped(x*args.scale, args.softcap)*LOG2_E;
+            for (uint i = 0; i < 4*QB; ++i) {
+                bias[i/4][i % 4] *= slopes[row_of(i/4*2 + i % 2, t)];
             }
         }
+        if (softcap) {
 #pragma unroll
-        for (uint j = 0; j < N*4*QB; ++j) {
-            const uint n = j/(4*QB), i = j % (4*QB);
-            float & x = s[n][i/4][i % 4];
-            if (DELTA) {
-                x *= softcap ? 1.0f : args.scale*LOG2_E;
+            for (uint i = 0; i < 4*QB; ++i) {
+                float & x = s[i/4][i % 4];
+                x = fmaf(soft_capped(x*(DELTA ? 1.0f : factor[i/4][i % 2])*args.scale, args.softcap), LOG2_E, bias[i/4][i % 4]);
             }
-            const float bias = __half2float(__ushort_as_half(masked[n][i/4][i % 4]));
-            const bool hidden = !(bias > -65504.0f) || (gone[n] >> i % 4/2*8 & 1) != 0;
-            x = hidden ? -INFINITY : fmaf(slope[i/4][i % 2], bias, x);
-            larger = larger || x > ref[i/4][i % 2];
+        } else {
+#pragma unroll
+            for (uint i = 0; i < 4*QB; ++i) {
+                s[i/4][i % 4] = fmaf(s[i/4][i % 4], DELTA ? 1.0f : factor[i/4][i % 2], bias[i/4][i % 4]);
+            }
+        }
+        float top[QB][2];
+        bool larger = false;
+#pragma unroll
+        for (uint i = 0; i < 2*QB; ++i) {
+            top[i/2][i % 2] = fmaxf(s[i/2][i % 2], s[i/2][i % 2 + 2]);
+            larger = larger || top[i/2][i % 2] > ref[i/2][i % 2];
         }
         if (__any_sync(KV_ALL_LANES, larger)) {
             float less[QB][2];
 #pragma unroll
             for (uint i = 0; i < 2*QB; ++i) {
                 float & r = ref[i/2][i % 2];
-                float top = r;
-#pragma unroll
-                for (uint n = 0; n < N; ++n) {
-                    top = fmaxf(top, fmaxf(s[n][i/2][i % 2], s[n][i/2][i % 2 + 2]));
+                float x = fmaxf(r, top[i/2][i % 2]);
+                for (uint n = STEPS == 2 ? 2 : 4; n < 32; n *= 2) {
+                    x = fmaxf(x, __shfl_xor_sync(KV_ALL_LANES, x, n));
                 }
-                top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, 4));
-                top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, 8));
-                top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, 16));
-                less[i/2][i % 2] = exp2f(r - top);
-                sum[i/2][i % 2] *= less[i/2][i % 2];
-                r = top;
+                less[i/2][i % 2] = exp2f(r - x);
+                r = x;
             }
             // Columns 2t and 2t + 1 of the sums.
             const float f0 = t < 2 ? less[0][0] : less[QB - 1][0], f1 = t < 2 ? less[0][1] : less[QB - 1][1];
@@ -105,36 +114,40 @@ template <uint K, uint V, uint D, uint QB> struct decode_sums {
                 (&acc[0][0][0][0])[i] *= f0;
                 (&acc[0][0][0][0])[i + 1] *= f1;
             }
+            weight[0] *= f0;
+            weight[1] *= f1;
         }
-        // Lanes t and t ^ 2 have the same: one of them stores a block of rows.
-        __half * const to = weights + ((QB == 2 && t >= 2 ? 4 : 0) + t % 2*2)*row_step + weight_at(g);
+        __half * const to = weights + t % 2*2*row_step + weight_at(g) + (STEPS == 2 ? t/2*STEP : 0);
 #pragma unroll
-        for (uint n = 0; n < N; ++n) {
-            __half w[QB][4];
-#pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                w[i/4][i % 4] = __float2half_rn(exp2f(s[n][i/4][i % 4] - ref[i/4][i % 2]));
-                sum[i/4][i % 2] += __half2float(w[i/4][i % 4]);
-            }
-            if (QB == 2 || t < 2) {
-#pragma unroll
-                for (uint i = 0; i < 4; ++i) {
-                    to[i % 2*row_step + n*STEP + i/2*8] = QB == 2 && t >= 2 ? w[QB - 1][i] : w[0][i];
-                }
+        for (uint i = 0; i < 4*QB; ++i) {
+            const __half w = __float2half_rn(exp2f(s[i/4][i % 4] - ref[i/4][i % 2]));
+            // Of the same one of two stores.
+            if (STEPS == 2 || t/2 == i/4 % 2) {
+                to[(i/4*4 + i % 2)*row_step + i % 4/2*8] = w;
             }
         }
     }
 
+    // The weights of row g for cells t and t + 4, t + 8 and t + 12.
+    __device__ __forceinline__ void count(uint w01, uint w23) {
+        constexpr uint ONES = 0x3c003c00;
+        const uint a[4] = { ONES, ONES, ONES, ONES };
+        mma_f16(weight, a, w01, w23);
+    }
+
     // At the end: the softmax of the rows, [row][largest score, sum], and the sums of V, [row][value].
-    __device__ __forceinline__ void store_softs(float (*softs)[2], uint g, uint t) {
+    __device__ __forceinline__ void store_softs(float (*softs)[2], uint g, uint t) const {
+        if (g == 0) {
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            for (uint n = 4; n < 32; n *= 2) {
-                sum[i/2][i % 2] += __shfl_xor_sync(KV_ALL_LANES, sum[i/2][i % 2], n);
+            for (uint i = 0; i < 2*QB; ++i) {
+                if (t/2 == i/2) {
+                    softs[row_of(i, t)][0] = ref[i/2][i % 2];
+                }
             }
-            if (g == 0 && t/2 == i/2) {
-                softs[row_of(i, t)][0] = ref[i/2][i % 2];
-                softs[row_of(i, t)][1] = sum[i/2][i % 2];
+            // columns 2t and 2t + 1, as of the sums
+            if (t < 2*QB) {
+                softs[2*t][1]     = weight[0];
+                softs[2*t + 1][1] = weight[1];
             }
         }
     }

@@ -7,6 +7,9 @@
 // Precise rows of recent cells are attentions of their own, whose sums are merged with those of the cache: their domain is
 // V's, but for turbo's second half, where they have nothing.
 
+// Queries and results are rotated here, not rows: roots need not be exact to the last bit, nor come from a table in memory.
+#define KV_ROOTS_BY_SINE
+
 #include "attention.cuh"
 
 #include <cstdlib>
@@ -56,63 +59,73 @@ template <uint SIZE> __global__ void __launch_bounds__(32*QUERY_WARPS) kv_querie
     }
 }
 
-constexpr uint MERGE_THREADS = 512, AHEAD = 9;
+constexpr uint MERGE_THREADS = 512, AHEAD = 9, METAS = 5;
 
-// A block for a result. A thread takes four values of every n-th chunk, and asks for its chunks before it knows their weights:
-// each is a wait for memory.
-template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(const attn_params p) {
-    extern __shared__ __align__(16) float memory[];
-    __shared__ float reduced[2][MERGE_THREADS/32];
+// R^-1 of a result in the warp's memory. A call of its own, so that what it needs is near when it counts: see kv_merge.
+template <uint SIZE> __device__ __noinline__ void store_rotated_back(const float * o, uint of_size, uint lane, float * result, uint out_size) {
+    const uint size = SIZE ? SIZE : of_size;
+    vec2 z[KV_ROTATION_VALUES];
+    kv_rotate_back(o, size, KV_SIGNS_ROTATION, lane, z);
+    const uint first = kv_rotated_first(size, lane);
+    for (uint i = 0; i < 2*kv_rotation_values(size); ++i) {
+        if (lane < kv_rotation_lanes(size) && first + i < out_size) {
+            result[first + i] = z[i/2][i % 2];
+        }
+    }
+}
+
+// A block for a result. A thread takes four values of every n-th chunk, and all it needs of the first ones is asked for at once:
+// each answer is a wait for memory. Each warp finds the largest score and the sum for itself.
+template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(const KV_IN_PLACE attn_params p) {
+    extern __shared__ __align__(16) float o[]; // [part][width]
     const uint size = SIZE ? SIZE : p.v_size, width = kv_width(p.v_kind, size), chunks = p.args.chunks;
     const uint lanes = width/4, parts = blockDim.x/lanes, part = threadIdx.x/lanes, value = threadIdx.x % lanes*4;
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32;
-    float * weights = memory, * o = memory + (chunks + 3)/4*4; // [part][width]
-    const float2 * metas = p.metas + (size_t) blockIdx.x*chunks;
+    const float2 * metas = p.metas ? p.metas + (size_t) blockIdx.x*chunks : nullptr;
     const float * sums = p.sums + (size_t) blockIdx.x*chunks*width + value;
-    if (warp == 0) {
-        prefetch_rotation(lane);
+    let_next_begin();
+    if (warp == 0 && !kv_is_plain(p.v_kind)) {
+        store_rotated_back<SIZE>(o, size, lane, nullptr, 0); // brings its code and tables near while there is nothing else to do
     }
     wait_for_previous(); // chunks are there
+    // The one chunk without a meta has been divided by its sum.
+    const auto meta_of = [&](uint c) { return c >= chunks ? make_float2(HIDDEN, 0.0f) : metas ? metas[c] : make_float2(0.0f, 1.0f); };
     float4 ahead[AHEAD];
+    float top_of[AHEAD];
     // A chunk without a weight was perhaps not written, nor were values of precise rows beyond the head.
     const auto ask = [&](uint first) {
 #pragma unroll
         for (uint n = 0; n < AHEAD; ++n) {
             const uint c = first + n*parts;
             const bool there = part < parts && c < chunks && (value < size || c < p.args.main_chunks);
-            ahead[n] = there ? *(const float4 *) (sums + (size_t) c*width) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            top_of[n] = meta_of(c).x;
+            ahead[n]  = there ? *(const float4 *) (sums + (size_t) c*width) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
     };
+    float2 mine[METAS];
+#pragma unroll
+    for (uint n = 0; n < METAS; ++n) {
+        mine[n] = meta_of(32*n + lane);
+    }
     ask(part);
 
-    float2 mine = make_float2(HIDDEN, 0.0f);
     float largest = HIDDEN, sum = 0.0f;
-    for (uint c = threadIdx.x; c < chunks; c += blockDim.x) {
-        mine = p.metas ? metas[c] : make_float2(0.0f, 1.0f);
-        largest = fmaxf(largest, mine.x);
+#pragma unroll
+    for (uint n = 0; n < METAS; ++n) {
+        largest = fmaxf(largest, mine[n].x);
+    }
+    for (uint c = 32*METAS + lane; c < chunks; c += 32) {
+        largest = fmaxf(largest, meta_of(c).x);
     }
     largest = simd_max(largest);
-    if (lane == 0) {
-        reduced[0][warp] = largest;
+#pragma unroll
+    for (uint n = 0; n < METAS; ++n) {
+        sum = fmaf(rescale(mine[n].x, largest), mine[n].y, sum);
     }
-    __syncthreads();
-    for (uint w = 0; w < blockDim.x/32; ++w) {
-        largest = fmaxf(largest, reduced[0][w]);
-    }
-    for (uint c = threadIdx.x; c < chunks; c += blockDim.x) {
-        const float2 meta = chunks <= blockDim.x ? mine : metas[c];
-        weights[c] = rescale(meta.x, largest);
-        sum = fmaf(weights[c], meta.y, sum);
+    for (uint c = 32*METAS + lane; c < chunks; c += 32) {
+        sum = fmaf(rescale(meta_of(c).x, largest), meta_of(c).y, sum);
     }
     sum = simd_sum(sum);
-    if (lane == 0) {
-        reduced[1][warp] = sum;
-    }
-    __syncthreads();
-    sum = 0.0f;
-    for (uint w = 0; w < blockDim.x/32; ++w) {
-        sum += reduced[1][w];
-    }
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     for (uint first = part; part < parts && first < chunks; first += AHEAD*parts) {
         if (first != part) {
@@ -120,9 +133,9 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
         }
 #pragma unroll
         for (uint n = 0; n < AHEAD; ++n) {
-            const float weight = first + n*parts < chunks ? weights[first + n*parts] : 0.0f;
+            const float weight = rescale(top_of[n], largest);
             // ggml's results of a row that sees no cell are none.
-            const auto clean = [&](float y) { return p.metas || fabsf(y) <= FLT_MAX ? y : 0.0f; };
+            const auto clean = [&](float y) { return metas || fabsf(y) <= FLT_MAX ? y : 0.0f; };
             if (weight != 0.0f) {
                 x.x = fmaf(weight, clean(ahead[n].x), x.x);
                 x.y = fmaf(weight, clean(ahead[n].y), x.y);
@@ -172,14 +185,7 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
         return;
     }
     kv_leave_domain(o, p.v_kind, size, lane);
-    vec2 z[KV_ROTATION_VALUES];
-    kv_rotate_back(o, size, KV_SIGNS_ROTATION, lane, z);
-    const uint first = kv_rotated_first(size, lane);
-    for (uint i = 0; i < 2*kv_rotation_values(size); ++i) {
-        if (lane < kv_rotation_lanes(size) && first + i < p.args.out_size) {
-            result[first + i] = z[i/2][i % 2];
-        }
-    }
+    store_rotated_back<SIZE>(o, size, lane, result, p.args.out_size);
 }
 
 #define KV_BY_SIZE(size, kernel)                                             \
@@ -236,7 +242,7 @@ static scratch_layout layout_of(const kv_cuda_attention & op, const kv_cuda_plan
     const size_t rows = (size_t) op.args.streams*op.args.heads*op.args.tokens;
     scratch_layout res;
     // Of bytes there are as many planes as a half has bytes.
-    res.queries = res.precise = queries_at(0, plan.main.bulk.teams > 0 ? bulk_query_rows(op) : rows, width_of(op.k_kind, op.k_size));
+    res.queries = res.precise = queries_at(0, plan.main.bulk.teams > 0 ? bulk_query_rows(op) : plan.main.decode ? 0 : rows, width_of(op.k_kind, op.k_size));
     res.hidden = res.queries.end;
     if (op.parts > 0 && !shares_queries(op.k_kind, op.part[0].k_kind)) {
         res.precise = queries_at(res.queries.end, rows, width_of(op.part[0].k_kind, op.k_size));
@@ -296,7 +302,7 @@ cudaError_t launch_merge(const attn_params & p, bool early, cudaStream_t stream)
     // At least a thread for each four values of a result.
     const uint results = p.args.streams*p.args.tokens*p.args.heads, width = width_of(p.v_kind, p.v_size);
     const uint threads = p.args.chunks > 8 || width > MERGE_THREADS ? MERGE_THREADS : MERGE_THREADS/4;
-    const size_t shared = sizeof(float)*((p.args.chunks + 3)/4*4 + threads*4/width*width);
+    const size_t shared = sizeof(float)*(threads*4/width*width);
     const auto kernel = KV_BY_SIZE(p.v_size, kv_merge);
     if (early) {
         return launch_early(kernel, results, threads, shared, stream, p);
@@ -360,6 +366,10 @@ cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & pl
     kv::attn_params main = with_sums(kv::params_of(op, plan.main, at.queries, base));
     for (int i = 0; i < writes.count; ++i) {
         const kv_cuda_rows & rows = writes.op[i];
+        if (rows.args.units == 0) {
+            continue;
+        }
+        main.write_rows = rows.args.rows[0] > main.write_rows ? rows.args.rows[0] : main.write_rows;
         main.writes[main.write_count++] = { (const uint8_t *) rows.to, (const uint8_t *) rows.index, rows.args.cache_nb[0], rows.args.index_nb[0], rows.index_bytes, rows.args.rows[0] };
     }
     cudaError_t err = cudaSuccess;

@@ -1,53 +1,54 @@
 // SET_ROWS, GET_ROWS and copies: what ../shaders/kv_rows.metal does, with the same headers.
 //
 // One launch writes the rows of several tensors, a row of blocks for each: K, V and their precise rows are small when a token is
-// decoded, and a launch costs more than they do. The queries of the attention that follows may come along.
+// decoded, and a launch costs more than they do. The queries of the attention that follows may come along, with warps of their own.
+// There are few blocks, so that those of the attention find room beside them.
 
+#include "launch.cuh"
 #include "queries.cuh"
 #include "rows_groups.cuh"
 
 namespace kv {
 namespace {
 
-// Blocks of the rows of a tensor; beyond these a warp takes several heads.
-constexpr uint MOST_BLOCKS = 512;
+// Warps of the rows of a tensor; beyond these a warp takes several heads.
+constexpr uint MOST_WARPS = 2048;
 
 struct write_params {
     rows_params  op[KV_CUDA_WRITES];
-    uint         count;
-    bulk_queries queries; // the row of blocks behind those of `op`, if there are any
+    uint         row_warps; // of a block; those behind them make queries
+    bulk_queries queries;
     attn_params  attention;
 };
-
-// Parameters that are indexed where they are, and not copied first.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
-#define KV_IN_PLACE
-#else
-#define KV_IN_PLACE __grid_constant__
-#endif
 
 // Rows that stand alone, or cells that are coded together and, at common sizes, rows of srft beside them.
 enum class write_of { rows, delta, bands };
 
-template <uint SIZE, write_of OF> __global__ void __launch_bounds__(32*ROW_WARPS) kv_write(const KV_IN_PLACE write_params p) {
+// Warps of a block that writes rows, without those that make queries.
+constexpr __host__ __device__ uint row_warps_of(write_of of) {
+    return of == write_of::rows ? 8 : ROW_WARPS;
+}
+
+template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_warps_of(OF)) kv_write(const KV_IN_PLACE write_params p) {
     extern __shared__ float memory[];
     __shared__ group_memory own_memory;
-    if (p.queries.rows != 0) {
-        let_next_begin();
-    }
-    if (blockIdx.y == p.count) {
+    prefetch_rotation(threadIdx.x % 32);
+    wait_for_previous();
+    let_next_begin();
+    if (threadIdx.x/32 >= p.row_warps) {
         if constexpr (SIZE != 0) {
-            write_queries<SIZE>(p.attention, p.queries, memory);
+            const uint warps = blockDim.x/32 - p.row_warps, warp = (blockIdx.y*gridDim.x + blockIdx.x)*warps + threadIdx.x/32 - p.row_warps;
+            write_queries<SIZE>(p.attention, p.queries, warp, gridDim.x*gridDim.y*warps, threadIdx.x % 32);
         }
         return;
     }
     const rows_params & op = p.op[blockIdx.y];
     if constexpr (OF == write_of::rows) {
-        write_rows<SIZE, false>(op, memory, own_memory.levels, own_memory.nearest);
+        write_rows<SIZE, false, row_warps_of(OF)>(op, memory, own_memory.levels, own_memory.nearest);
     } else if (SIZE == 0 || KV_KIND_IS_DELTA(op.kind)) {
         write_groups<SIZE, OF == write_of::bands>(op, memory, own_memory);
     } else {
-        write_rows<SIZE, true>(op, memory, own_memory.levels, own_memory.nearest);
+        write_rows<SIZE, true, row_warps_of(OF)>(op, memory, own_memory.levels, own_memory.nearest);
     }
 }
 
@@ -162,38 +163,42 @@ template <write_of OF> static auto write_kernel(uint size) {
 
 static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params * attention, const bulk_queries & queries, cudaStream_t stream) {
     write_params p = {};
-    const uint size = attention ? attention->k_size : writes.op[0].size;
-    uint   blocks = attention ? (queries.rows + ROW_WARPS - 1)/ROW_WARPS : 0;
-    size_t floats = attention ? ROW_WARPS*size : 0;
-    auto   kernel = write_kernel<write_of::rows>(size);
+    const uint size = attention ? attention->k_size : writes.count > 0 ? writes.op[0].size : 0;
+    write_of of = write_of::rows;
+    for (int i = 0; i < writes.count; ++i) {
+        const uint kind = writes.op[i].kind;
+        of = KV_KIND_IS_BAND(kind) ? write_of::bands : KV_KIND_IS_DELTA(kind) ? write_of::delta : of;
+    }
+    const uint warps = row_warps_of(of);
+    uint   blocks = 0, count = 0;
+    size_t floats = 0;
     for (int i = 0; i < writes.count; ++i) {
         const kv_cuda_rows & op = writes.op[i];
         if (op.args.units == 0) {
             continue;
         }
-        p.op[p.count++] = params_of(op);
-        uint own_blocks = (op.args.units + ROW_WARPS - 1)/ROW_WARPS;
-        size_t own_floats = ROW_WARPS*KV_ROWS_FLOATS(size);
-        if (KV_KIND_IS_DELTA(op.kind)) {
-            kernel     = KV_KIND_IS_BAND(op.kind) ? write_kernel<write_of::bands>(size) : write_kernel<write_of::delta>(size);
-            own_blocks = op.args.units;
-            own_floats = group_floats(is_common(size), size);
-        } else {
-            own_blocks = own_blocks < MOST_BLOCKS ? own_blocks : MOST_BLOCKS;
-        }
+        p.op[count++] = params_of(op);
+        const bool groups = KV_KIND_IS_DELTA(op.kind);
+        const uint own_blocks = groups ? op.args.units : (::min(op.args.units, MOST_WARPS) + warps - 1)/warps;
+        const size_t own_floats = groups ? group_floats(is_common(size), size) : warps*KV_ROWS_FLOATS(size);
         blocks = own_blocks > blocks ? own_blocks : blocks;
         floats = own_floats > floats ? own_floats : floats;
     }
-    const uint rows = p.count + (attention ? 1 : 0);
-    if (rows == 0) {
+    if (count == 0 && !attention) {
         return cudaSuccess;
+    }
+    const auto kernel = of == write_of::rows ? write_kernel<write_of::rows>(size) : of == write_of::delta ? write_kernel<write_of::delta>(size) : write_kernel<write_of::bands>(size);
+    if (count == 0) {
+        count  = 1;
+        blocks = (queries.rows + warps - 1)/warps;
+    } else {
+        p.row_warps = warps;
     }
     if (attention) {
         p.attention = *attention;
         p.queries   = queries;
     }
-    kernel<<<dim3(blocks, rows), 32*ROW_WARPS, sizeof(float)*floats, stream>>>(p);
-    return cudaGetLastError();
+    return launch_early<write_params>(kernel, dim3(blocks, count), 32*(p.row_warps + (attention ? warps : 0)), sizeof(float)*floats, stream, p);
 }
 
 }  // namespace
@@ -213,7 +218,7 @@ bool kv_cuda_write_together(const kv_cuda_rows & a, const kv_cuda_rows & b) {
 }
 
 cudaError_t kv_cuda_set_rows(const kv_cuda_writes & writes, cudaStream_t stream) {
-    return writes.count > 0 ? kv::launch_write(writes, nullptr, {}, stream) : cudaSuccess;
+    return kv::launch_write(writes, nullptr, {}, stream);
 }
 
 cudaError_t kv_cuda_get_rows(const kv_cuda_rows & op, cudaStream_t stream) {

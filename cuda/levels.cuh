@@ -62,7 +62,9 @@ template <uint BITS, uint SHIFT> __host__ __device__ constexpr byte_table half_b
 
 // Bit by bit: a where the mask has ones, else b.
 static __device__ __forceinline__ uint choose(uint mask, uint a, uint b) {
-    return (a & mask) | (b & ~mask);
+    uint res;
+    asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(res) : "r"(a), "r"(b), "r"(mask)); // one instruction, which is not always found
+    return res;
 }
 
 // Selectors of values 4t to 4t + 3 of 32 that share a scale (the lower nibbles of the bytes) and of those 16 behind (the

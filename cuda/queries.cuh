@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.cuh"
+#include "levels.cuh"
 
 namespace kv {
 
@@ -17,50 +18,108 @@ using namespace metal;
 // Steps of the second plane of queries in one of the first.
 constexpr int SECOND_PLANE = 254;
 
-// A query, rotated, as two planes of bytes, and what these are multiplied by. `from` is null for none.
-template <uint D> __device__ __forceinline__ void prepare_query(
-        const attn_params & p, const uint8_t * from, uint lane, float * q, signed char * first_plane, signed char * second_plane, float * scale) {
-    float largest = 0.0f;
-    if (from) {
-        for (uint i = lane; i < D; i += 32) {
-            q[i] = kv_float_at(from + i*kv_float_bytes(p.q_kind), p.q_kind);
+// A lane's part of a query.
+template <uint D> struct query_part {
+    static constexpr uint P = D/64;
+    static_assert(P == 1 || P == 2 || P == 4, "");
+
+    vec2 z[P];
+
+    // As it is stored. `from` is null for none.
+    __device__ __forceinline__ void load(const attn_params & p, const uint8_t * from, uint lane) {
+        const auto value = [&](uint i) { return kv_float_at(from + i*kv_float_bytes(p.q_kind), p.q_kind); };
+#pragma unroll
+        for (uint i = 0; i < P; ++i) {
+            const uint at = 2*(32*i + lane);
+            z[i] = from ? vec2(value(at), value(at + 1)) : vec2(0.0f, 0.0f);
         }
-        kv_rotate_from(q, D, KV_SIGNS_ROTATION, 1.0f, lane, q);
-        __syncwarp();
-        for (uint i = lane; i < D; i += 32) {
-            largest = fmaxf(largest, fabsf(q[i]));
+    }
+
+    // In K's domain: values `first` and behind it, P of them, and those D/2 behind these.
+    __device__ __forceinline__ uint rotate(uint lane) {
+#pragma unroll
+        for (uint i = 0; i < P; ++i) {
+            const uint at = 2*(32*i + lane);
+            z[i] = vec2(z[i].x*kv_sign(D, KV_SIGNS_ROTATION, at), z[i].y*kv_sign(D, KV_SIGNS_ROTATION, at + 1));
+        }
+        return kv_rotate_lanes(z, D, lane);
+    }
+
+    // As two planes of bytes, and what these are multiplied by. The warp has all of the query.
+    __device__ __forceinline__ void store_planes(uint first, uint lane, signed char * first_plane, signed char * second_plane, float * scale) const {
+        float largest = 0.0f;
+#pragma unroll
+        for (uint i = 0; i < P; ++i) {
+            largest = fmaxf(largest, fmaxf(fabsf(z[i].x), fabsf(z[i].y)));
         }
         largest = simd_max(largest);
-    } else {
-        for (uint i = lane; i < D; i += 32) {
-            q[i] = 0.0f;
+        const float inverse = largest > 0.0f ? 127.0f/largest : 0.0f;
+        // The low byte of what is added to this is the nearest integer.
+        constexpr float NEAREST = 12582912.0f;
+        uint low[2*P], lower[2*P];
+#pragma unroll
+        for (uint i = 0; i < 2*P; ++i) {
+            const float x = (i < P ? z[i % P].x : z[i % P].y)*inverse, first = __fadd_rn(x, NEAREST);
+            low[i]   = __float_as_uint(first);
+            lower[i] = __float_as_uint(__fmaf_rn(x - __fadd_rn(first, -NEAREST), (float) SECOND_PLANE, NEAREST));
+        }
+#pragma unroll
+        for (uint half_of = 0; half_of < 2; ++half_of) {
+            store_bytes(first_plane + half_of*D/2 + first, low + half_of*P);
+            store_bytes(second_plane + half_of*D/2 + first, lower + half_of*P);
+        }
+        if (lane == 0) {
+            *scale = largest/127.0f/SECOND_PLANE;
         }
     }
-    const float inverse = largest > 0.0f ? 127.0f/largest : 0.0f;
-    for (uint i = lane; i < D; i += 32) {
-        const float x = q[i]*inverse, first = rintf(x);
-        first_plane[i] = (signed char) (int) first;
-        second_plane[i] = (signed char) (int) rintf((x - first)*SECOND_PLANE);
+
+    // The low bytes of P words.
+    static __device__ __forceinline__ void store_bytes(signed char * to, const uint * words) {
+        if constexpr (P == 1) {
+            *to = (signed char) words[0];
+        } else if constexpr (P == 2) {
+            *(unsigned short *) to = (unsigned short) prmt(words[0], words[1], 0x0040);
+        } else {
+            *(uint *) to = prmt(prmt(words[0], words[1], 0x0040), prmt(words[2], words[3], 0x0040), 0x5410);
+        }
     }
-    if (lane == 0) {
-        *scale = largest/127.0f/SECOND_PLANE;
+
+    // As floats, `step` from 32 of them to the next.
+    __device__ __forceinline__ void store_floats(uint first, float * to, uint step) const {
+        const auto store = [&](uint i, float value) { to[i/32*step + i % 32] = value; };
+#pragma unroll
+        for (uint i = 0; i < P; ++i) {
+            store(first + i, z[i].x);
+            store(D/2 + first + i, z[i].y);
+        }
+    }
+};
+
+// Brings what a rotation looks up near, by a warp that has nothing else to do yet.
+static __device__ __forceinline__ void prefetch_rotation(uint lane) {
+    if (lane*128 < sizeof(kv_roots_512)) {
+        asm volatile("prefetch.global.L1 [%0];" :: "l"((const uint8_t *) kv_roots_512 + lane*128));
+    }
+    if (lane*128 < sizeof(kv_signs)) {
+        asm volatile("prefetch.global.L1 [%0];" :: "l"((const uint8_t *) kv_signs + lane*128));
     }
 }
 
-// A warp for a row; `memory` has D floats for each warp.
-template <uint D> __device__ __forceinline__ void write_queries(const attn_params & p, const bulk_queries & of, float * memory) {
+// A warp makes every n-th row.
+template <uint D> __device__ __forceinline__ void write_queries(const attn_params & p, const bulk_queries & of, uint warp, uint warps, uint lane) {
     const kv_attn_args & args = p.args;
-    const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, row_of_all = blockIdx.x*(blockDim.x/32) + warp, heads_per_kv = args.heads/args.kv_heads;
-    prefetch_rotation(lane);
-    if (row_of_all >= of.rows) {
-        return;
+    const uint heads_per_kv = args.heads/args.kv_heads;
+    for (uint i = warp; i < of.rows; i += warps) {
+        const uint r = i % of.block_rows, kv_head = i/of.block_rows % args.kv_heads;
+        const uint block = i/of.block_rows/args.kv_heads % of.blocks, stream = i/of.block_rows/args.kv_heads/of.blocks;
+        const uint row = block*of.block_rows + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+        const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
+        query_part<D> query;
+        query.load(p, token < args.tokens ? from : nullptr, lane);
+        const uint first = query.rotate(lane);
+        signed char * to = p.query_planes + ((size_t) (i/of.block_rows)*2*of.block_rows + r)*D;
+        query.store_planes(first, lane, to, to + of.block_rows*D, p.query_scale + i);
     }
-    const uint r = row_of_all % of.block_rows, kv_head = row_of_all/of.block_rows % args.kv_heads;
-    const uint block = row_of_all/of.block_rows/args.kv_heads % of.blocks, stream = row_of_all/of.block_rows/args.kv_heads/of.blocks;
-    const uint row = block*of.block_rows + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
-    const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
-    signed char * first = p.query_planes + ((size_t) (row_of_all/of.block_rows)*2*of.block_rows + r)*D;
-    prepare_query<D>(p, token < args.tokens ? from : nullptr, lane, memory + warp*D, first, first + of.block_rows*D, p.query_scale + row_of_all);
 }
 
 }  // namespace

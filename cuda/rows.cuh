@@ -70,8 +70,8 @@ struct nearest_table {
     uint8_t code[512];
 };
 
-__device__ __forceinline__ void fill_nearest(uint bits, const float * levels, nearest_table & table) {
-    for (uint i = threadIdx.x; i < 512; i += blockDim.x) {
+__device__ __forceinline__ void fill_nearest(uint bits, const float * levels, nearest_table & table, uint threads) {
+    for (uint i = threadIdx.x; i < 512; i += threads) {
         uint code = 0;
         for (uint c = 1; c < 1u << bits; ++c) {
             code += (float) ((int) i - 256) > levels[c - 1] + levels[c] ? 1 : 0;
@@ -154,10 +154,16 @@ template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_r
     __syncwarp();
 }
 
-// Heads of rows that stand alone, a warp for each; `memory` has KV_ROWS_FLOATS(size) floats for each warp. SRFT: of those kinds alone.
-template <uint SIZE, bool SRFT> __device__ __forceinline__ void write_rows(const rows_params & p, float * memory, float * levels, nearest_table & nearest) {
+// The first warps of a block wait for each other.
+template <uint WARPS> __device__ __forceinline__ void sync_warps() {
+    asm volatile("bar.sync 1, %0;" :: "n"(32*WARPS) : "memory");
+}
+
+// Heads of rows that stand alone, a warp for each of the block's first; `memory` has KV_ROWS_FLOATS(size) floats for each warp. SRFT:
+// of those kinds alone.
+template <uint SIZE, bool SRFT, uint WARPS> __device__ __forceinline__ void write_rows(const rows_params & p, float * memory, float * levels, nearest_table & nearest) {
     const uint size = SIZE ? SIZE : p.size, kind = p.kind, warp = threadIdx.x/32, lane = threadIdx.x % 32, units = p.args.units;
-    if (blockIdx.x*ROW_WARPS >= units) {
+    if (blockIdx.x*WARPS >= units) {
         return;
     }
     constexpr uint N = SIZE ? SIZE/32 : 1;
@@ -173,15 +179,15 @@ template <uint SIZE, bool SRFT> __device__ __forceinline__ void write_rows(const
             first[i] = kv_float_at(p.from + u.floats + (i*32 + lane)*p.args.value_step, p.float_kind);
         }
     };
-    uint unit = blockIdx.x*ROW_WARPS + warp;
+    uint unit = blockIdx.x*WARPS + warp;
     if (unit < units) {
         ask(unit);
     }
     if (in_lanes) {
         kv_row_levels(kind, threadIdx.x, levels);
-        __syncthreads();
-        fill_nearest(kv_code_bits(kind), levels, nearest);
-        __syncthreads();
+        sync_warps<WARPS>();
+        fill_nearest(kv_code_bits(kind), levels, nearest, 32*WARPS);
+        sync_warps<WARPS>();
     }
     while (unit < units) {
         uint8_t * row = p.to + u.cache;
@@ -192,7 +198,7 @@ template <uint SIZE, bool SRFT> __device__ __forceinline__ void write_rows(const
         for (uint i = lane; i < size && SIZE == 0; i += 32) {
             y[i] = clean(kv_float_at(p.from + u.floats + i*p.args.value_step, p.float_kind));
         }
-        unit += gridDim.x*ROW_WARPS;
+        unit += gridDim.x*WARPS;
         if (unit < units) {
             ask(unit);
         }

@@ -327,7 +327,7 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
     kv_row_levels(kind, threadIdx.x, levels);
     __syncthreads();
     if (IN_LANES) {
-        fill_nearest(kv_code_bits(kind), levels, own_memory.nearest);
+        fill_nearest(kv_code_bits(kind), levels, own_memory.nearest, 32*ROW_WARPS);
     }
     group_writer w;
     w.group = p.to + mine.group;

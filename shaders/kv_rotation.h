@@ -41,11 +41,15 @@ static inline uint kv_rotation_reversed(uint size, uint lane) {
     return reverse_bits(lane) >> (clz(kv_rotation_lanes(size)) + 1);
 }
 
-// e^(-2 pi i k / size), k below size.
+// e^(-2 pi i k / size), k below size. With KV_ROOTS_BY_SINE to 21 bits, without a table: for queries and results.
 static inline float2 kv_root(uint size, uint k) {
     const bool beyond = k >= size/2;
     const uint i = beyond ? k - size/2 : k;
     float2 w;
+#ifdef KV_ROOTS_BY_SINE
+    const float angle = (float) i*(-6.28318531f/(float) size);
+    w = float2(fast::cos(angle), fast::sin(angle));
+#else
     if (size == 112) {
         w = kv_roots_112[i];
     } else if (size == 384) {
@@ -57,6 +61,7 @@ static inline float2 kv_root(uint size, uint k) {
     } else {
         w = kv_roots_576[i*(576/size)];
     }
+#endif
     return beyond ? -w : w;
 }
 
@@ -193,9 +198,8 @@ static inline void kv_transform(thread float2 * z, uint size, uint lane) {
     }
 }
 
-// y = R x: z holds (x[2j], x[2j + 1]), signs applied, at j = p L + l; y is the simdgroup's own threadgroup memory, which
-// others may read behind a barrier.
-static inline void kv_rotate(thread float2 * z, uint size, uint lane, threadgroup float * y) {
+// y = R x: z holds (x[2j], x[2j + 1]), signs applied, at j = p L + l, and then (y[k], y[n + k]) at k = P k2 + k1 = `first` + k1.
+static inline uint kv_rotate_lanes(thread float2 * z, uint size, uint lane) {
     const uint lanes = kv_rotation_lanes(size), values = kv_rotation_values(size);
     const uint n = size/2;
     kv_transform(z, size, lane);
@@ -204,19 +208,31 @@ static inline void kv_rotate(thread float2 * z, uint size, uint lane, threadgrou
     // X_k = E_k + w^k O_k with E, O the transforms of the even and odd values.
     const float scale = 0.5f*sqrt(1.0f/n), side = sqrt(0.5f/n);
     const float2 first = simd_shuffle(z[0], (ushort) (lane - l + opposite));
+    float2 result[KV_ROTATION_VALUES];
     for (uint k1 = 0; k1 < values; ++k1) {
         const float2 mirror = k1 == 0 ? first : simd_shuffle_xor(z[values - k1], (ushort) (lanes - 1));
         const uint k = values*k2 + k1;
         const float2 a = z[k1], w = kv_root(size, k);
         const float2 e = float2(a.x + mirror.x, a.y - mirror.y);
         const float2 o = float2(a.y + mirror.y, mirror.x - a.x);
-        float2 x = float2(fma(o.y, -w.y, fma(o.x, w.x, e.x)), fma(o.y, w.x, fma(o.x, w.y, e.y)))*scale;
+        result[k1] = float2(fma(o.y, -w.y, fma(o.x, w.x, e.x)), fma(o.y, w.x, fma(o.x, w.y, e.y)))*scale;
         if (k == 0) {
-            x = float2(a.x + a.y, a.x - a.y)*side;
+            result[k1] = float2(a.x + a.y, a.x - a.y)*side;
         }
-        if (lane < lanes) {
-            y[k] = x.x;
-            y[n + k] = x.y;
+    }
+    for (uint k1 = 0; k1 < values; ++k1) {
+        z[k1] = result[k1];
+    }
+    return values*k2;
+}
+
+// The same to y, the simdgroup's own threadgroup memory, which others may read behind a barrier.
+static inline void kv_rotate(thread float2 * z, uint size, uint lane, threadgroup float * y) {
+    const uint first = kv_rotate_lanes(z, size, lane);
+    if (lane < kv_rotation_lanes(size)) {
+        for (uint k1 = 0; k1 < kv_rotation_values(size); ++k1) {
+            y[first + k1] = z[k1].x;
+            y[size/2 + first + k1] = z[k1].y;
         }
     }
 }

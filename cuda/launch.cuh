@@ -1,0 +1,44 @@
+// Launches that begin before the one before them has ended.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace kv {
+
+// Parameters that are indexed where they are, and not copied first.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#define KV_IN_PLACE
+#else
+#define KV_IN_PLACE __grid_constant__
+#endif
+
+// Lets the launch behind this one begin; it waits for the end of this one where it needs to.
+static __device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Waits for the end of the launch before.
+static __device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Launches a kernel while the one before it is still under way; it waits for that where it needs to.
+template <typename Params> static cudaError_t launch_early(void (*kernel)(Params), dim3 grid, unsigned threads, size_t shared, cudaStream_t stream, const Params & p) {
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim          = grid;
+    config.blockDim         = threads;
+    config.dynamicSmemBytes = shared;
+    config.stream           = stream;
+    config.attrs            = &early;
+    config.numAttrs         = 1;
+    return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+}  // namespace kv
