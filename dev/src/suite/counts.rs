@@ -29,6 +29,7 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         let way = match plan.way {
             // Eight microseconds an instruction.
             Ok(Way::Step) if options.quick => Err("not in --quick: single steps take a minute".into()),
+            Ok(_) if options.quick && plan.isa == "scalar" => Err("not in --quick: it takes half a minute".into()),
             way => way,
         };
         let way = match way {

@@ -86,12 +86,16 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         let types = ["--cache-type-k", "srft4,0-1=srft8,5=q8_0,-1=f16", "--cache-type-v", "srft4,-2--1=srft3"];
         bench.same_answer("llama-completion", TEXT, &["-no-cnv"], &types)
     });
-    // Layers of floats and of ours in a cache that upstream rotates for the sake of one layer. 256 cells are the fewest
-    // that there are; prompt and answer are more.
-    tally.check("context shift with types by layer answers as with f16", || {
-        let common = ["-no-cnv", "-c", "256", "-n", "270", "--context-shift"];
-        bench.same_answer("llama-completion", TEXT, &common, &["--cache-type-k", "srft8,0=q8_0,10-19=f16"])
-    });
+    if options.quick {
+        tally.skip("context shift with types by layer", 1, "not in --quick: it takes a quarter of a minute");
+    } else {
+        // Layers of floats and of ours in a cache that upstream rotates for the sake of one layer. 256 cells are the fewest
+        // that there are; prompt and answer are more.
+        tally.check("context shift with types by layer answers as with f16", || {
+            let common = ["-no-cnv", "-c", "256", "-n", "270", "--context-shift"];
+            bench.same_answer("llama-completion", TEXT, &common, &["--cache-type-k", "srft8,0=q8_0,10-19=f16"])
+        });
+    }
     tasks::run(options, &bench.bin, &bench.model, tally);
     history(options, &bench, tally)?;
     quality(options, &bench, tally)
@@ -249,41 +253,13 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     let by_two = [&small_batches[..], &TWO_THREADS].concat();
     // Whole batches are split among threads by queries.
     const BY_TWO: &str = "srft4";
-    let mut kld = |name: &str| -> Option<f64> {
-        let mut found = None;
-        tally.check(&format!("llama-perplexity {name}, ctx {ctx}, {chunks} chunks"), || {
-            let threads: &[&str] = if name == BY_TWO { &TWO_THREADS } else { &[] };
-            let Statistics { ppl, kld, .. } = run.measure_with(&Pair::parse(name)?, threads)?.statistics;
-            ensure!(ppl.is_finite() && kld.is_finite(), "perplexity {ppl}, KLD {kld}");
-            println!("      {name}: KLD {kld:.6}, perplexity {ppl:.4}");
-            found = Some(kld);
-            Ok(())
-        });
-        found
-    };
+    println!("model: KLD at {ctx} tokens, {chunks} chunks");
+    let mut kld = |name: &str| measured(&run, tally, name, if name == BY_TWO { &TWO_THREADS } else { &[] });
     // The types themselves, and then with precise rows of recent cells.
-    let [q4_0, srft8, srft4, srft3, srft2] =
-        ["q4_0", "srft8", "srft4,recent=0", "srft3,recent=0", "srft2,recent=0"].map(&mut kld);
-    let [k_q4_0, k_srft4, k_delta4, k_delta3] =
-        ["q4_0/f16", "srft4,recent=0/f16", "delta4,recent=0/f16", "delta3,recent=0/f16"].map(&mut kld);
-    let mixed = kld("srft4,0-14=srft8,recent=0");
+    let [q4_0, srft8, srft4] = ["q4_0", "srft8", "srft4,recent=0"].map(&mut kld);
+    let k_delta4 = kld("delta4,recent=0/f16");
     let recent = kld(BY_TWO);
     tally.check("recent cells take two thirds of srft4's KLD", || below(recent, srft4.map(|kld| kld / 3.0)));
-    tally.check("and in batches of 8 with 128 of them half of it", || {
-        let small = run.measure_with(&Pair::parse("srft4,recent=128")?, &by_two)?.statistics.kld;
-        println!("      srft4,recent=128, batches of 8: KLD {small:.6}");
-        below(Some(small), srft4.map(|kld| kld / 2.0))
-    });
-    tally.check("delta4's KLD as K is below half of srft4's", || below(k_delta4, k_srft4.map(|kld| 0.5 * kld)));
-    // A bit less, and as good on the whole text; on the short one 0.057 and 0.032.
-    let near = k_q4_0.map(|kld| if options.quick { 2.0 * kld } else { 1.1 * kld });
-    tally.check("delta3's KLD as K is about that of upstream's q4_0", || below(k_delta3, near));
-    // Batches of eight tokens are split among threads by cells, as decoding is.
-    tally.check("srft4's KLD in small batches is that of large ones", || {
-        let small = run.measure_with(&Pair::parse("srft4,recent=0")?, &by_two)?.statistics.kld;
-        println!("      srft4, batches of 8: KLD {small:.6}");
-        below(Some(small), srft4.map(|kld| 1.2 * kld + 0.003))
-    });
     tally.check("delta4's KLD does not depend on the size of batches", || {
         let small = run.measure_with(&Pair::parse("delta4,recent=0/f16")?, &small_batches)?.statistics.kld;
         println!("      delta4/f16, batches of 8: KLD {small:.6}");
@@ -293,6 +269,28 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     tally.check("srft4's KLD is not above upstream's q4_0", || {
         below(srft4, q4_0.map(|kld| kld * (1.0 + f64::EPSILON) + f64::MIN_POSITIVE))
     });
+    if options.quick {
+        tally.skip("KLD of the other types", 1, "not in --quick: it takes a minute");
+        return Ok(());
+    }
+    let mut kld = |name: &str| measured(&run, tally, name, &[]);
+    let [srft3, srft2] = ["srft3,recent=0", "srft2,recent=0"].map(&mut kld);
+    let [k_q4_0, k_srft4, k_delta3] = ["q4_0/f16", "srft4,recent=0/f16", "delta3,recent=0/f16"].map(&mut kld);
+    let mixed = kld("srft4,0-14=srft8,recent=0");
+    tally.check("in batches of 8, 128 recent cells take half of srft4's KLD", || {
+        let small = run.measure_with(&Pair::parse("srft4,recent=128")?, &by_two)?.statistics.kld;
+        println!("      srft4,recent=128, batches of 8: KLD {small:.6}");
+        below(Some(small), srft4.map(|kld| kld / 2.0))
+    });
+    tally.check("delta4's KLD as K is below half of srft4's", || below(k_delta4, k_srft4.map(|kld| 0.5 * kld)));
+    // A bit less, and as good.
+    tally.check("delta3's KLD as K is about that of upstream's q4_0", || below(k_delta3, k_q4_0.map(|kld| 1.1 * kld)));
+    // Batches of eight tokens are split among threads by cells, as decoding is.
+    tally.check("srft4's KLD in small batches is that of large ones", || {
+        let small = run.measure_with(&Pair::parse("srft4,recent=0")?, &by_two)?.statistics.kld;
+        println!("      srft4, batches of 8: KLD {small:.6}");
+        below(Some(small), srft4.map(|kld| 1.2 * kld + 0.003))
+    });
     tally.check("half of the layers at 8 bits, a KLD between: srft8 < srft4,0-14=srft8 < srft4", || {
         below(srft8, mixed).and(below(mixed, srft4))
     });
@@ -300,6 +298,19 @@ fn quality(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
         below(srft8, srft4).and(below(srft4, srft3)).and(below(srft3, srft2))
     });
     Ok(())
+}
+
+/// The KLD of a pair, a check of its own.
+fn measured(run: &Perplexity, tally: &mut Tally, name: &str, threads: &[&str]) -> Option<f64> {
+    let mut found = None;
+    tally.check(&format!("llama-perplexity {name}"), || {
+        let Statistics { ppl, kld, .. } = run.measure_with(&Pair::parse(name)?, threads)?.statistics;
+        ensure!(ppl.is_finite() && kld.is_finite(), "perplexity {ppl}, KLD {kld}");
+        println!("      {name}: KLD {kld:.6}, perplexity {ppl:.4}");
+        found = Some(kld);
+        Ok(())
+    });
+    found
 }
 
 fn below(a: Option<f64>, b: Option<f64>) -> Result<()> {

@@ -27,14 +27,10 @@ pub fn run(options: &Options, bin: &Path, model: &Path, tally: &mut Tally) {
     let pairs: &[[&str; 2]] =
         if options.quick { &[["srft4", "srft4"]] } else { &[["srft4", "srft4"], ["delta4", "srft4"]] };
     for [k, v] in pairs {
-        let mut served = [0; 3];
-        tally.check(&format!("llama-server, {SLOTS} slots of {k}/{v}, {clients} clients, some hang up"), || {
-            let server = Server::start(bin, model, k, v)?;
-            served = server.load(clients, time)?;
-            Ok(())
-        });
-        for (what, n) in ["answers of llama-server", "streams left", "slots saved and restored"].iter().zip(served) {
-            tally.count(what, n);
+        if options.quick {
+            tally.skip("llama-server with many clients", 1, "not in --quick: it takes half a minute");
+        } else {
+            loaded(bin, model, [k, v], clients, time, tally);
         }
         tally.check(&format!("llama-server saves and restores a slot of {k}/{v}"), || {
             Server::start(bin, model, k, v)?.slot_files()
@@ -44,10 +40,23 @@ pub fn run(options: &Options, bin: &Path, model: &Path, tally: &mut Tally) {
         });
     }
     // What llama.cpp does to its own types is its own affair, but it must not end the server.
-    for [k, v] in pairs.iter().chain(&[["f16", "f16"]]) {
+    let others: &[[&str; 2]] = if options.quick { &[] } else { &[["f16", "f16"]] };
+    for [k, v] in pairs.iter().chain(others) {
         tally.check(&format!("llama-server refuses slot files of {k}/{v} that were cut or crafted"), || {
             bad_slot_files(bin, model, k, v)
         });
+    }
+}
+
+/// Clients that ask at the same time.
+fn loaded(bin: &Path, model: &Path, [k, v]: [&str; 2], clients: usize, time: Duration, tally: &mut Tally) {
+    let mut served = [0; 3];
+    tally.check(&format!("llama-server, {SLOTS} slots of {k}/{v}, {clients} clients, some hang up"), || {
+        served = Server::start(bin, model, k, v)?.load(clients, time)?;
+        Ok(())
+    });
+    for (what, n) in ["answers of llama-server", "streams left", "slots saved and restored"].iter().zip(served) {
+        tally.count(what, n);
     }
 }
 
