@@ -6,8 +6,8 @@
 // tiles), each through slots of its own. The last warp of a team that is done with a slot asks for what comes into it next.
 //
 // The mask of the chunk lies in shared memory. Cells that nobody is to see are hidden in it: those that have a precise row, and
-// those behind the last. Precise rows have the mask of the cells that they stand for. Tiles that nobody sees are not read, but
-// for the first, which are asked for before the mask is known.
+// those behind the last. Precise rows have the mask of the cells that they stand for. Tiles that the mask hides are not read, but for
+// the first.
 #pragma once
 
 #include "decode_softmax.cuh"
@@ -77,6 +77,9 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static bulk_teams teams(uint heads, uint most_warps, size_t shared_bytes) {
         const bulk_layout at(heads, 0);
         const uint end = (uint) shared_bytes - (D == 64 ? 16 : 0); // rows that begin in the middle of a word are read beyond their end
+        if (WITH_TABLE && at.front > TABLE) {
+            return {};
+        }
         const uint front_slots = WITH_TABLE && at.front < TABLE ? (TABLE - at.front)/at.slot_bytes : 0, back_slots = end > at.back ? (end - at.back)/at.slot_bytes : 0;
         for (uint teams = most_warps/heads; teams > 0; --teams) {
             const uint depth = (front_slots + back_slots)/(2*teams)/UNIT*UNIT;
@@ -258,8 +261,8 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     const uint at_once = min(tiles, teams*depth);
     // Asks for tiles that are on their way when the work begins, a warp for one: keys of the first tile of each team, its values,
     // keys of the second and so on.
-    const auto ask_tiles = [&](uint first, uint end) {
-        for (uint i = first + warp; i < end; i += threads/32) {
+    const auto ask_tiles = [&](uint from, uint to) {
+        for (uint i = from + warp; i < to; i += threads/32) {
             const uint of = i % teams, n = i/teams/2, slot = of*depth + n, tile = tile_at(of, n);
             if (lane == 0 && tile < at_once) {
                 i/teams % 2 != 0 ? ask_values(slot, tile) : ask_keys(slot, tile);
@@ -297,7 +300,8 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         }
         seen[i/TILE] = __any_sync(KV_ALL_LANES, visible) || i/TILE < at_once;
     }
-    // Rows that are on their way before the launch before has ended must not be among those that it writes.
+    // Rows that are on their way before the launch before has ended must not be among those that it writes. It also changes other rows
+    // of a group of delta: the slots, which are read behind the wait, and codes of the row behind a new one, in the same chunk.
     bool wait = PRECISE && p.write_count != 0;
     for (uint i = lane; i < p.write_count*p.write_rows; i += 32) {
         if (i != lane) {

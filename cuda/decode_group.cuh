@@ -12,7 +12,7 @@ namespace {
 
 using namespace metal;
 
-// How 16 cells of a group hang together, and what they leave to the next 16.
+// How 16 or 32 cells of a group hang together, and what they leave to the next.
 template <uint KIND, uint D, uint QB> struct decode_group {
     static constexpr uint SLOTS = D/64; // of a row
 

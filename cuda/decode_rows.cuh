@@ -181,31 +181,31 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         for (bool more = true; more;) {
             v.template load<cache_bytes>(values, v_codes, v_step, cell, last, t);
             // Masks are asked for here and looked at behind the products.
-            unsigned short masked[1][QB][4];
+            unsigned short masked[QB][4];
             const uint here = cell;
             // Of cells g and g + 8: where the mask has them, and a bit each where they are not to be seen.
-            uint cell_at[2], gone[1];
-            gone[0] = RECENT ? m.recent[(here - begin)/32] >> ((here - begin) % 32 + g) : 0;
+            uint cell_at[2], gone;
+            gone = RECENT ? m.recent[(here - begin)/32] >> ((here - begin) % 32 + g) : 0;
 #pragma unroll
             for (uint n = 0; n < 2; ++n) {
                 cell_at[n] = min(here + g + 8*n, last);
                 if (OF == decode_rows::alone) {
-                    gone[0] |= here + g + 8*n >= end ? 1u << 8*n : 0;
+                    gone |= here + g + 8*n >= end ? 1u << 8*n : 0;
                 }
                 if (PRECISE) {
                     cell_at[n] = m.recent[here - begin + g + 8*n];
-                    gone[0] |= cell_at[n] == ~0u ? 1u << 8*n : 0;
+                    gone |= cell_at[n] == ~0u ? 1u << 8*n : 0;
                     cell_at[n] = min(cell_at[n], args.cells - 1);
                 }
             }
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
                 if (i % 2 == 0 && (i < 4 || !one_mask)) {
-                    masked[0][i/4][i % 4] = mask_bits(p, mask_at[i/4][0], cell_at[i % 4/2]);
+                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][0], cell_at[i % 4/2]);
                 } else if (one_mask) {
-                    masked[0][i/4][i % 4] = masked[0][0][i % 4/2*2];
+                    masked[i/4][i % 4] = masked[0][i % 4/2*2];
                 } else {
-                    masked[0][i/4][i % 4] = mask_bits(p, mask_at[i/4][1], cell_at[i % 4/2]);
+                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][1], cell_at[i % 4/2]);
                 }
             }
 
@@ -234,7 +234,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             float bias[QB][4];
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
-                bias[i/4][i % 4] = (gone[0] >> i % 4/2*8 & 1) != 0 ? -INFINITY : bias_of(masked[0][i/4][i % 4]);
+                bias[i/4][i % 4] = (gone >> i % 4/2*8 & 1) != 0 ? -INFINITY : bias_of(masked[i/4][i % 4]);
             }
             sums.weigh(args, s, bias, m.slopes, g, t, &m.weights[warp][0][0], STEP + 8);
             __syncwarp();

@@ -24,7 +24,7 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
 
     float factor[QB][2], ref[QB][2];
     float acc[C][2][2][4]; // [chunk][scale][pair of values]
-    float weight[4];       // sums of the weights, as those of a value that is 1 everywhere
+    float weight[4];       // sums of the weights, as those of a value that is 1 everywhere; the last two are the first again
     bool  softcap, alibi;
 
     // The lane's query row, of the block's.
@@ -121,7 +121,7 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
 #pragma unroll
         for (uint i = 0; i < 4*QB; ++i) {
             const __half w = __float2half_rn(exp2f(s[i/4][i % 4] - ref[i/4][i % 2]));
-            // Of the same one of two stores.
+            // Where lanes t and t ^ 2 have the same, one of them stores it.
             if (STEPS == 2 || t/2 == i/4 % 2) {
                 to[(i/4*4 + i % 2)*row_step + i % 4/2*8] = w;
             }

@@ -75,7 +75,8 @@ template <uint SIZE> __device__ __noinline__ void store_rotated_back(const float
 }
 
 // A block for a result. A thread takes four values of every n-th chunk, and all it needs of the first ones is asked for at once:
-// each answer is a wait for memory. Each warp finds the largest score and the sum for itself.
+// each answer is a wait for memory. Each warp finds the largest score for itself, and the sum, which the first needs. What follows may
+// begin while chunks are under way: it is no kernel that reads before it waits.
 template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(const KV_IN_PLACE attn_params p) {
     extern __shared__ __align__(16) float o[]; // [part][width]
     const uint size = SIZE ? SIZE : p.v_size, width = kv_width(p.v_kind, size), chunks = p.args.chunks;

@@ -35,20 +35,6 @@ bool is_aligned(const void * data, const uint64_t (&nb)[3], uint align) {
 
 __global__ void kv_probe() {}
 
-// Were the kernels compiled for the current GPU, or for one so old that it has no bulk copies?
-bool has_bulk_copies() {
-    static std::atomic<int> known[MOST_DEVICES]; // 1: no, 2: yes
-    int device = 0;
-    if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= MOST_DEVICES) {
-        return false;
-    }
-    if (known[device] == 0) {
-        cudaFuncAttributes attributes = {};
-        known[device] = cudaFuncGetAttributes(&attributes, kv_probe) == cudaSuccess && attributes.ptxVersion >= 90 ? 2 : 1;
-    }
-    return known[device] == 2;
-}
-
 // Query rows of a block that copies tiles.
 uint bulk_rows(uint rows) {
     return rows <= ROWS/2 ? ROWS/2 : ROWS;
@@ -69,6 +55,22 @@ bool parts_fit(const kv_cuda_attention & op) {
 
 }  // namespace
 
+bool has_early_launches() {
+#if defined(_MSC_VER) && CUDART_VERSION < 12030
+    return false; // as ggml, which found cudaLaunchKernelEx broken there
+#endif
+    static std::atomic<int> known[MOST_DEVICES]; // 1: no, 2: yes
+    int device = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= MOST_DEVICES) {
+        return false;
+    }
+    if (known[device] == 0) {
+        cudaFuncAttributes attributes = {};
+        known[device] = cudaFuncGetAttributes(&attributes, kv_probe) == cudaSuccess && attributes.ptxVersion >= 90 ? 2 : 1;
+    }
+    return known[device] == 2;
+}
+
 uint part_chunk_cells(const kv_cuda_split & main) {
     return main.chunk_cells < RECENT_WORDS ? main.chunk_cells : RECENT_WORDS;
 }
@@ -78,7 +80,7 @@ static bool plan_bulk(const kv_cuda_attention & op, const decode_choice & choice
     const auto side_by_side = [&](const void * data, const uint64_t (&nb)[3], uint row_bytes) {
         return nb[1] == row_bytes && nb[0] == (uint64_t) row_bytes*op.args.kv_heads && ((uintptr_t) data | nb[2]) % 16 == 0;
     };
-    bool fits = device.cc >= 900 && !kv_cuda_path_is("rows") && has_bulk_copies() && (!op.mask || op.args.mask_rows[0] == 1) && side_by_side(op.k, op.args.k_nb, op.k_bytes) && side_by_side(op.v, op.args.v_nb, op.v_bytes);
+    bool fits = device.cc >= 900 && !kv_cuda_path_is("rows") && has_early_launches() && (!op.mask || op.args.mask_rows[0] == 1) && side_by_side(op.k, op.args.k_nb, op.k_bytes) && side_by_side(op.v, op.args.v_nb, op.v_bytes);
     for (uint i = 0; i < op.parts; ++i) {
         const kv_cuda_recent & part = op.part[i];
         fits = fits && side_by_side(part.k, part.args.k_nb, part.k_bytes) && side_by_side(part.v, part.args.v_nb, part.v_bytes);

@@ -1,4 +1,6 @@
 // Launches that begin before the one before them has ended.
+//
+// A kernel may read before it waits only if the launch before it waits before it lets it begin: then all that came earlier has ended.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,7 +28,10 @@ static __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
-// Launches a kernel while the one before it is still under way; it waits for that where it needs to.
+// Were the kernels compiled for the current GPU, or for one so old that they neither wait nor copy in bulk? (kv_decode.cu)
+bool has_early_launches();
+
+// Launches a kernel while the one before it is still under way, if it can wait for that where it needs to.
 template <typename Params> static cudaError_t launch_early(void (*kernel)(Params), dim3 grid, unsigned threads, size_t shared, cudaStream_t stream, const Params & p) {
     cudaLaunchAttribute early = {};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -37,7 +42,7 @@ template <typename Params> static cudaError_t launch_early(void (*kernel)(Params
     config.dynamicSmemBytes = shared;
     config.stream           = stream;
     config.attrs            = &early;
-    config.numAttrs         = 1;
+    config.numAttrs         = has_early_launches() ? 1 : 0;
     return cudaLaunchKernelEx(&config, kernel, p);
 }
 

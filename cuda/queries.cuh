@@ -59,9 +59,9 @@ template <uint D> struct query_part {
         uint low[2*P], lower[2*P];
 #pragma unroll
         for (uint i = 0; i < 2*P; ++i) {
-            const float x = (i < P ? z[i % P].x : z[i % P].y)*inverse, first = __fadd_rn(x, NEAREST);
-            low[i]   = __float_as_uint(first);
-            lower[i] = __float_as_uint(__fmaf_rn(x - __fadd_rn(first, -NEAREST), (float) SECOND_PLANE, NEAREST));
+            const float x = (i < P ? z[i % P].x : z[i % P].y)*inverse, rounded = __fadd_rn(x, NEAREST);
+            low[i]   = __float_as_uint(rounded);
+            lower[i] = __float_as_uint(__fmaf_rn(x - __fadd_rn(rounded, -NEAREST), (float) SECOND_PLANE, NEAREST));
         }
 #pragma unroll
         for (uint half_of = 0; half_of < 2; ++half_of) {

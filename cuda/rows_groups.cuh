@@ -160,7 +160,7 @@ template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void chained_
             parts[(warp - 1)*SIZE + lane*N + i] = u[i];
         }
     }
-    __syncthreads();
+    sync_warps<ROW_WARPS>();
     for (uint other = 1; other < ROW_WARPS && warp == 0; ++other) {
         const uint others = ::min(first + other*share, t + 1), rows = ::min(others + share, t + 1) - others;
         float factor = 1.0f;
@@ -325,7 +325,7 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
     float * keys = memory, * m = keys + BATCH*size, * u = m + size, * work = u + size, * spare = work + size; // keys: [row][size]
     float * levels = own_memory.levels;
     kv_row_levels(kind, threadIdx.x, levels);
-    __syncthreads();
+    sync_warps<ROW_WARPS>();
     if (IN_LANES) {
         fill_nearest(kv_code_bits(kind), levels, own_memory.nearest, 32*ROW_WARPS);
     }
@@ -397,7 +397,7 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
                     own_memory.zero[k] = zero;
                 }
             }
-            __syncthreads();
+            sync_warps<ROW_WARPS>();
             for (uint k = 0; k < count && warp == 0; ++k) {
                 const uint t = own_memory.cells[k];
                 const float * key = keys + k*size;
@@ -454,7 +454,7 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
                     }
                 }
             }
-            __syncthreads();
+            sync_warps<ROW_WARPS>();
         }
     }
 }

@@ -234,7 +234,12 @@ const LANES: usize = 2;
 /// The tallies in the order of `parts`, though a long part begins early.
 fn side_by_side(options: &Options, parts: Vec<Part>) -> Vec<Tally> {
     let mut queue = parts.clone();
-    queue.sort_by_key(|part| !matches!(part, Part::Rust | Part::Model));
+    // The longest first, so that none of them is alone at the end.
+    queue.sort_by_key(|part| match part {
+        Part::Rust | Part::Model => 0,
+        Part::Neon => 1,
+        _ => 2,
+    });
     // --soak looks for what happens once in a long while: nothing else should be at work then.
     let lanes = if options.soak { 1 } else { LANES.min(cpu::cores() as usize) };
     let next = AtomicUsize::new(0);
