@@ -237,7 +237,7 @@ fn side_by_side(options: &Options, parts: Vec<Part>) -> Vec<Tally> {
     // The longest first, so that none of them is alone at the end.
     queue.sort_by_key(|part| match part {
         Part::Rust | Part::Model => 0,
-        Part::Neon => 1,
+        Part::Neon | Part::Life => 1,
         _ => 2,
     });
     // --soak looks for what happens once in a long while: nothing else should be at work then.

@@ -8,6 +8,7 @@ pub mod bandwidth;
 mod busy;
 mod library;
 mod measure;
+mod pinned;
 mod plan;
 mod report;
 mod shape;
@@ -88,6 +89,9 @@ pub fn bench(options: &Options) -> Result<()> {
     for isa in isas(&options.isa) {
         rows.extend(worker::collect(&plan, &library, isa, options.build.metal)?);
     }
+    let pinned = (!options.isa.is_empty())
+        .then(|| pinned::table(&isas(&options.isa).into_iter().flatten().collect::<Vec<_>>()))
+        .flatten();
     let report = report::Report { plan: &plan, rows, read, others: watch.others() };
     let json = serde_json::to_string_pretty(&report.as_json())?;
     match &options.json {
@@ -97,6 +101,9 @@ pub fn bench(options: &Options) -> Result<()> {
             print!("{}", report.as_text());
         }
         None => print!("{}", report.as_text()),
+    }
+    if let (Some(table), false) = (pinned, options.json.as_ref().is_some_and(|path| path.as_os_str() == "-")) {
+        println!("\n{table}");
     }
     Ok(())
 }
