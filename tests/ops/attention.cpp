@@ -184,7 +184,7 @@ void recent() {
                     continue;
                 }
                 const AttentionCase c = make_case(k.name, v.name, d, n_qs[turn % 3], n_kvs[turn % 4]);
-                if ((is_ours(c.type_k) || is_ours(c.type_v)) && (!quick || turn % 3 == 0)) {
+                if ((is_ours(c.type_k) || is_ours(c.type_v)) && (!quick || turn % 5 == 0)) {
                     run(with_recent(c, turn));
                 }
                 turn++;

@@ -41,7 +41,7 @@ pub fn run(options: &Options, bin: &Path, model: &Path, tally: &mut Tally) {
     }
     // What llama.cpp does to its own types is its own affair, but it must not end the server.
     let all = [["srft4", "srft4"], ["f16", "f16"], ["delta4", "srft4"]];
-    let count = if options.quick { 1 } else { 2 + usize::from(options.soak) };
+    let count = if options.quick { 0 } else { 2 + usize::from(options.soak) };
     for [k, v] in &all[..count] {
         tally.check(&format!("llama-server refuses slot files of {k}/{v} that were cut or crafted"), || {
             bad_slot_files(bin, model, k, v)
