@@ -111,18 +111,6 @@ static __device__ __forceinline__ uint mask_offset(const attn_params & p, uint t
     return (uint) (token*p.args.mask_nb[0] + head % p.args.mask_rows[0]*p.args.mask_nb[1] + stream % p.args.mask_rows[1]*p.args.mask_nb[2]);
 }
 
-// What the mask adds to the score of a cell, -inf where it must not be seen: also from `end` on.
-static __device__ __forceinline__ float bias_at(const attn_params & p, uint offset, uint cell, uint end) {
-    if (cell >= end) {
-        return -INFINITY;
-    }
-    if (!p.mask) {
-        return 0.0f;
-    }
-    const float m = __half2float(*(const __half *) (p.mask + (offset + 2*cell)));
-    return m > -65504.0f ? m : -INFINITY;
-}
-
 // The mask as it is stored, a half; zero where there is none.
 static __device__ __forceinline__ unsigned short mask_bits(const attn_params & p, uint offset, uint cell) {
     return p.mask ? *(const unsigned short *) (p.mask + (offset + 2*cell)) : (unsigned short) 0;
@@ -130,10 +118,20 @@ static __device__ __forceinline__ unsigned short mask_bits(const attn_params & p
 
 constexpr unsigned short HIDDEN_MASK = 0xfc00;
 
-// What it adds to a score in units of log 2.
-static __device__ __forceinline__ float bias_of(unsigned short mask) {
+// What it adds to a score, -inf where a cell must not be seen.
+static __device__ __forceinline__ float mask_value(unsigned short mask) {
     const float m = __half2float(__ushort_as_half(mask));
-    return m > -65504.0f ? m*LOG2_E : -INFINITY;
+    return m > -65504.0f ? m : -INFINITY;
+}
+
+// The same in units of log 2.
+static __device__ __forceinline__ float bias_of(unsigned short mask) {
+    return mask_value(mask)*LOG2_E;
+}
+
+// What the mask adds to the score of a cell; from `end` on there is none to be seen.
+static __device__ __forceinline__ float bias_at(const attn_params & p, uint offset, uint cell, uint end) {
+    return cell >= end ? -INFINITY : mask_value(mask_bits(p, offset, cell));
 }
 
 // tanh by its definition: the fast one has three digits.

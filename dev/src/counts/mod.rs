@@ -13,11 +13,11 @@ mod loops;
 mod record;
 mod step;
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{bail, Context, Result};
 
+pub use kv::bench::pinned::file;
 use kv::{process, project_root};
 pub use loops::Counts;
 pub use record::{Record, TOLERANCE};
@@ -125,10 +125,6 @@ pub fn rustc() -> Result<String> {
     let program = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let done = process::run_ok(Command::new(program).arg("-V").current_dir(project_root()))?;
     Ok(done.stdout.trim().to_string())
-}
-
-pub fn file() -> PathBuf {
-    project_root().join("tests/counts/counts.json")
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::loops::Counts;
 pub const TOLERANCE: f64 = 0.03;
 
 #[derive(Debug, Default, PartialEq)]
-pub struct Record(BTreeMap<String, BTreeMap<String, f64>>);
+pub struct Record(kv::bench::pinned::Counts);
 
 impl Record {
     pub fn read(path: &Path) -> Result<Record> {

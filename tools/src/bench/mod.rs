@@ -8,7 +8,7 @@ pub mod bandwidth;
 mod busy;
 mod library;
 mod measure;
-mod pinned;
+pub mod pinned;
 mod plan;
 mod report;
 mod shape;
@@ -94,16 +94,14 @@ pub fn bench(options: &Options) -> Result<()> {
         .flatten();
     let report = report::Report { plan: &plan, rows, read, others: watch.others() };
     let json = serde_json::to_string_pretty(&report.as_json())?;
+    let text = report.as_text() + &pinned.map(|table| format!("\n{table}\n")).unwrap_or_default();
     match &options.json {
         Some(path) if path.as_os_str() == "-" => println!("{json}"),
         Some(path) => {
             fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-            print!("{}", report.as_text());
+            print!("{text}");
         }
-        None => print!("{}", report.as_text()),
-    }
-    if let (Some(table), false) = (pinned, options.json.as_ref().is_some_and(|path| path.as_os_str() == "-")) {
-        println!("\n{table}");
+        None => print!("{text}"),
     }
     Ok(())
 }

@@ -3,21 +3,25 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::PathBuf;
 
 use crate::project_root;
 use crate::table::Table;
 
 const FILE: &str = "tests/counts/counts.json";
 
-/// By compiler: by instruction set and loop, "avx2 decode srft4 d128 x4, per cell".
-type Counts = BTreeMap<String, BTreeMap<String, f64>>;
+/// By compiler, of which the file keeps one: by instruction set and loop, "avx2 decode srft4 d128 x4, per cell".
+pub type Counts = BTreeMap<String, BTreeMap<String, f64>>;
+
+pub fn file() -> PathBuf {
+    project_root().join(FILE)
+}
 
 /// A row for each loop, a column for each of these instruction sets. None where there is no such file, outside a checkout.
 pub fn table(isas: &[&str]) -> Option<String> {
-    let text = fs::read_to_string(project_root().join(FILE)).ok()?;
+    let text = fs::read_to_string(file()).ok()?;
     let counts: Counts = serde_json::from_str(&text).ok()?;
-    // The last compiler that somebody looked at.
-    let (compiler, loops) = counts.iter().next_back()?;
+    let (compiler, loops) = counts.first_key_value()?;
     Some(format!("Instructions as {FILE} pins them, of {compiler}:\n\n{}", rows(loops, isas)))
 }
 
