@@ -108,6 +108,8 @@ fn build_tests() -> Result<PathBuf> {
     let args = ["test", "--package", "ggml-ext", "--lib", "--no-run", "--target", AARCH64, "--message-format", "json"];
     let mut c = cargo::command(&args);
     c.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", AARCH64_GCC.name);
+    // Nobody debugs it here, and without it compiling takes less.
+    c.env("CARGO_PROFILE_TEST_DEBUG", "0");
     let built = process::run_ok(&mut c)?.stdout;
     let program = cargo::messages(&built).find_map(|m| m.executable);
     program.context("cargo named no program of the tests")

@@ -456,8 +456,9 @@ fn every_instruction_set_agrees_with_scalar() {
 
 #[test]
 fn every_type_and_head_size() {
-    for size in crate::rotation::HEAD_SIZES {
-        for family in table::families().iter().filter(|family| family.at(size).is_some()) {
+    let sizes = crate::rotation::HEAD_SIZES.into_iter();
+    for (size, family) in stepped(sizes.flat_map(|size| table::families().iter().map(move |family| (size, family)))) {
+        if family.at(size).is_some() {
             check(Case { k: family.name, v: v_beside(family), k_size: size, v_size: size, ..PLAIN });
         }
     }
@@ -465,14 +466,18 @@ fn every_type_and_head_size() {
 
 #[test]
 fn groups_of_cells() {
+    let mut cases = Vec::new();
     for k in ["delta4", "delta3", "band3"] {
         for cells in [50, 64, 100, 300] {
-            let floats = Trial::new(Case { k, v: "f16", cells, threads: 1 + cells % 3, ..PLAIN });
-            let codes = Trial::new(Case { k, v: "srft4", cells, k_size: 128, softcap: 5.0, sinks: true, ..PLAIN });
-            for (queries, trial) in [1, 9, 50].into_iter().flat_map(|n| [(n, &floats), (n, &codes)]) {
-                trial.with(Case { queries, ..trial.case }).check(&[trial.case.threads]);
+            let floats = Case { k, v: "f16", cells, threads: 1 + cells % 3, ..PLAIN };
+            let codes = Case { k, v: "srft4", cells, k_size: 128, softcap: 5.0, sinks: true, ..PLAIN };
+            for queries in [1, 9, 50] {
+                cases.extend([floats, codes].map(|case| Case { queries, ..case }));
             }
         }
+    }
+    for case in stepped(cases) {
+        Trial::new(case).check(&[case.threads]);
     }
 }
 
