@@ -144,7 +144,7 @@ fn amount(options: &Options) -> (u32, u32) {
     match (options.quick, options.soak) {
         (true, _) => (2, 23),
         (_, true) => (64, 1),
-        _ => (4, 13),
+        _ => (2, 17),
     }
 }
 

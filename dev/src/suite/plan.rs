@@ -40,8 +40,7 @@ impl Line<'_> {
     }
 
     /// An error where the plan says something else.
-    fn check(&self) -> Result<()> {
-        let model = Model::open(self.file)?;
+    fn check(&self, model: &Model) -> Result<()> {
         let planned = model.cache(&self.context, self.types[0].parse()?, self.types[1].parse()?);
         // llama.cpp's allocator rounds each tensor up.
         let rounded = |tensors: &[u64]| tensors.iter().map(|n| n.next_multiple_of(self.alignment)).sum::<u64>();
@@ -62,9 +61,15 @@ pub fn compare(program: &mut Command) -> Result<(u64, Vec<String>)> {
 
 fn compare_lines(output: &str) -> Result<(u64, Vec<String>)> {
     let (mut agree, mut differ) = (0, Vec::new());
+    // The contexts of a model come one after another.
+    let mut model: Option<(&Path, Model)> = None;
     for text in output.lines() {
         let Some(line) = Line::parse(text).with_context(|| format!("a line of sizes: {text}"))? else { continue };
-        match line.check() {
+        let opened = match model.take() {
+            Some(last) if last.0 == line.file => Ok(last.1),
+            _ => Model::open(line.file),
+        };
+        match opened.and_then(|opened| line.check(&model.insert((line.file, opened)).1)) {
             Ok(()) => agree += 1,
             Err(why) => differ.push(format!("{}: {why:#}", text.replace('\t', " "))),
         }
