@@ -45,14 +45,9 @@ fn on_each(tables: &[&Kernels], test: &str, inner: impl FnOnce()) {
 }
 
 fn on_both_edges(step: impl Fn(table::Concrete, usize)) {
-    // The scalar kernels take as long as all others together and go by slices, which have bounds: each type on one edge.
-    let all = isa::kernels().name != "scalar";
     for edge in [Flush::End, Flush::Begin] {
         flush(edge);
         for (number, c) in table::concrete().enumerate() {
-            if !all && (number % 2 == 0) != (edge == Flush::End) {
-                continue;
-            }
             println!("{} {edge:?} {}", isa::kernels().name, c.name());
             // Other numbers of cells, threads and options at the other edge.
             step(c, number + 5 * usize::from(edge == Flush::Begin));
