@@ -8,6 +8,9 @@
 // The mask of the chunk lies in shared memory. Cells that nobody is to see are hidden in it: those that have a precise row, and
 // those behind the last. Precise rows have the mask of the cells that they stand for. Tiles that the mask hides are not read, but for
 // the first.
+//
+// The launch before makes the queries and writes rows to the cache. A block waits for the queries alone, and goes on while rows are
+// being written: tiles that have such rows come last, and are asked for when that launch has ended.
 #pragma once
 
 #include "decode_softmax.cuh"
@@ -42,7 +45,7 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     // what does not depend on the number of heads
     static constexpr uint BARS    = 0;
     static constexpr uint DONE    = BARS + WARPS*MOST_DEPTH*16;
-    static constexpr uint COUNT   = DONE + WARPS*MOST_DEPTH*8;
+    static constexpr uint COUNT   = DONE + WARPS*MOST_DEPTH*8; // two
     static constexpr uint LIST    = COUNT + 16;
     static constexpr uint SEEN    = LIST + TILE_MASK/TILE*2;
     static constexpr uint SOFTS   = SEEN + TILE_MASK/TILE;
@@ -199,7 +202,7 @@ template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value
 struct written_rows {
     const uint8_t * at, * end;
 
-    // Of the n-th row.
+    // The n-th of them all.
     __device__ __forceinline__ written_rows(const attn_params & p, uint n) : at(nullptr), end(nullptr) {
         const uint rows = p.write_rows;
         if (n < p.write_count*rows) {
@@ -209,10 +212,21 @@ struct written_rows {
         }
     }
 
-    __device__ __forceinline__ bool is_among(const uint8_t * rows, uint bytes) const {
-        return end > rows && at < rows + bytes;
+    // The bit of the unit of `unit_bytes` that it is in, if it is among these bytes.
+    __device__ __forceinline__ unsigned long long unit_of(const uint8_t * rows, uint bytes, uint unit_bytes) const {
+        return end > rows && at < rows + bytes ? 1ull << (at > rows ? (uint) (at - rows)/unit_bytes : 0) : 0;
     }
 };
+
+static_assert(TILE_MASK/TILE <= 64, "a bit for each tile of a chunk");
+
+__device__ __forceinline__ unsigned long long or_of_lanes(unsigned long long x) {
+#if __CUDA_ARCH__ >= 800
+    return (unsigned long long) __reduce_or_sync(KV_ALL_LANES, (uint) (x >> 32)) << 32 | __reduce_or_sync(KV_ALL_LANES, (uint) x);
+#else
+    return x;
+#endif
+}
 
 template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_bulk_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
 #if __CUDA_ARCH__ >= 900
@@ -258,17 +272,6 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     };
     // The n-th tile of a team, among those that are read.
     const auto tile_at = [&](uint team, uint n) { return (n/UNIT*teams + team)*UNIT + n % UNIT; };
-    const uint at_once = min(tiles, teams*depth);
-    // Asks for tiles that are on their way when the work begins, a warp for one: keys of the first tile of each team, its values,
-    // keys of the second and so on.
-    const auto ask_tiles = [&](uint from, uint to) {
-        for (uint i = from + warp; i < to; i += threads/32) {
-            const uint of = i % teams, n = i/teams/2, slot = of*depth + n, tile = tile_at(of, n);
-            if (lane == 0 && tile < at_once) {
-                i/teams % 2 != 0 ? ask_values(slot, tile) : ask_keys(slot, tile);
-            }
-        }
-    };
     if (warp == 0) {
         for (uint i = lane; i < 2*teams*depth; i += 32) {
             begin_barrier(bars + 8*i);
@@ -286,7 +289,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     const auto column = [&](uint i) { return cell_of(p.columns, p.columns_nb, i, kv_stream, args.cells); };
     const uint first_recent = RECENT && threadIdx.x < p.column_count ? column(threadIdx.x) : ~0u;
 
-    // Which tiles are read: those that are asked for now, and of the others those that a row sees. A warp takes the cells of a tile.
+    // What a row sees of each tile. A warp takes the cells of a tile.
     uint8_t * const seen = raw + layout::SEEN;
 #pragma unroll 2
     for (uint i = threadIdx.x; i < chunk_cells; i += threads) {
@@ -298,20 +301,35 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             mask[row*chunk_cells + i] = hidden ? HIDDEN_MASK : bits;
             visible = visible || !hidden;
         }
-        seen[i/TILE] = __any_sync(KV_ALL_LANES, visible) || i/TILE < at_once;
+        seen[i/TILE] = __any_sync(KV_ALL_LANES, visible);
     }
-    // Rows that are on their way before the launch before has ended must not be among those that it writes. It also changes other rows
-    // of a group of delta: the slots, which are read behind the wait, and codes of the row behind a new one, in the same chunk.
-    bool wait = PRECISE && p.write_count != 0;
+    // Units that the launch before writes to, a bit for each. A written row changes others of a group of delta, which is one unit.
+    unsigned long long late = 0;
     for (uint i = lane; i < p.write_count*p.write_rows; i += 32) {
         if (i != lane) {
             written = written_rows(p, i);
         }
-        wait = wait || written.is_among(keys, (end - begin)*k_cell) || written.is_among(values, (end - begin)*v_cell);
+        late |= written.unit_of(keys, (end - begin)*k_cell, UNIT*TILE*k_cell) | written.unit_of(values, (end - begin)*v_cell, UNIT*TILE*v_cell);
     }
-    if (__any_sync(KV_ALL_LANES, wait)) {
-        wait_for_previous();
-    }
+    late = or_of_lanes(late);
+    // How many of the units before this one are not written to.
+    const auto place_of_early = [&](uint unit) { return unit - __popcll(late & ((1ull << unit) - 1)); };
+    const uint units = tiles/UNIT, at_once = min((units - __popcll(late))*UNIT, teams*depth);
+    // Asks for tiles that are on their way when the work begins, a warp for one: keys of the first tile of each team, its values,
+    // keys of the second and so on. They are read whether they are seen or not, so the mask need not be known.
+    const auto ask_tiles = [&](uint from, uint to) {
+        for (uint i = from + warp; i < to; i += threads/32) {
+            const uint of = i % teams, n = i/teams/2, slot = of*depth + n, place = tile_at(of, n);
+            if (lane == 0 && place < at_once) {
+                uint unit = place/UNIT;
+                for (unsigned long long before = late; before != 0 && (uint) __ffsll(before) <= unit + 1; before &= before - 1) {
+                    ++unit;
+                }
+                const uint tile = unit*UNIT + place % UNIT;
+                i/teams % 2 != 0 ? ask_values(slot, tile) : ask_keys(slot, tile);
+            }
+        }
+    };
     ask_tiles(0, 2*teams);
 
     float * const slopes = (float *) (raw + layout::SLOPES), * const q = (float *) (raw + at.queries);
@@ -331,26 +349,53 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             }
         }
     }
-    if (warp == 0) {
-        uint count = 0;
-        for (uint unit = 0; unit < tiles/UNIT; unit += 32) {
-            const uint first = (unit + lane)*UNIT;
-            const bool read = first < tiles && (seen[first] != 0 || seen[first + UNIT - 1] != 0);
-            const uint all = __ballot_sync(KV_ALL_LANES, read);
-            for (uint i = 0; i < UNIT && read; ++i) {
-                list[(count + __popc(all & ((1u << lane) - 1)))*UNIT + i] = (unsigned short) (first + i);
+    if (RECENT && late != 0) {
+        __syncthreads();
+        // What is written is recent as a rule, and then nobody sees it here.
+        for (unsigned long long left = warp == 0 ? late : 0; left != 0; left &= left - 1) {
+            const uint first = (__ffsll(left) - 1)*UNIT;
+            bool visible = false;
+            for (uint i = lane; i < UNIT*TILE*mask_rows; i += 32) {
+                visible = visible || mask[i/(UNIT*TILE)*chunk_cells + first*TILE + i % (UNIT*TILE)] != HIDDEN_MASK;
             }
-            count += __popc(all);
+            visible = __any_sync(KV_ALL_LANES, visible);
+            if (lane < UNIT) {
+                seen[first + lane] = visible;
+            }
+        }
+        __syncwarp();
+    }
+    uint * const counts = (uint *) (raw + layout::COUNT); // of tiles that are read, and of those among them that are not written to
+    if (warp == 0) {
+        uint count = 0, early = 0;
+        for (uint written_to = 0; written_to < 2; ++written_to) {
+            for (uint unit = 0; unit < units && (written_to == 0 || late != 0); unit += 32) {
+                const uint mine = unit + lane, first = mine*UNIT;
+                const bool of_these = mine < units && (late >> mine & 1) == written_to;
+                const bool read = of_these && (seen[first] != 0 || seen[first + UNIT - 1] != 0 || (written_to == 0 && place_of_early(mine)*UNIT < at_once));
+                const uint all = __ballot_sync(KV_ALL_LANES, read);
+                for (uint i = 0; i < UNIT && read; ++i) {
+                    list[(count + __popc(all & ((1u << lane) - 1)))*UNIT + i] = (unsigned short) (first + i);
+                }
+                count += __popc(all);
+            }
+            early = written_to == 0 ? count : early;
         }
         if (lane == 0) {
-            *(uint *) (raw + layout::COUNT) = count*UNIT;
+            counts[0] = count*UNIT;
+            counts[1] = early*UNIT;
         }
     }
 
-    wait_for_previous(); // queries are there
     const size_t query_block = ((size_t) stream*gridDim.x + blockIdx.x)*heads;
     const signed char * const planes = p.query_planes + query_block*2*ROWS*D;
     const float * const query_scale = p.query_scale + query_block*ROWS;
+    if (!are_announced(p)) {
+        wait_for_previous();
+    } else if (warp == threads/32 - 1) {
+        await_queries(query_scale, heads*ROWS, lane); // one warp: all of them would get in the way of those who write
+    }
+    __syncthreads();
     if (DELTA) {
         for (uint i = threadIdx.x; i < heads*ROWS*D; i += threads) {
             const signed char * first = planes + (i/(ROWS*D)*2*ROWS + i/D % ROWS)*D + i % D;
@@ -368,8 +413,9 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     for (uint i = 0; i < 2*QB; ++i) {
         mask_at[i/2][i % 2] = ((first_row + min(sums.row_of(i, t), used - 1))/heads_per_kv - first_token)*chunk_cells + t/2*STEP + g;
     }
-    __syncthreads();
-    const uint count = *(const uint *) (raw + layout::COUNT);
+    if (DELTA) {
+        __syncthreads();
+    }
 
     const bool one_mask = mask_rows == 1;
     const wide_lane_table table = { shared_address(raw + layout::TABLE + 4*lane) };
@@ -377,71 +423,87 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     const uint * const weights_from = (const uint *) (weights + g*TILE_WEIGHTS + 2*t);
     uint8_t * const row_scales = raw + layout::SCALES + warp*layout::SCALE_PIECES*layout::PIECE;
     const uint8_t * const k_slots = raw + head*layout::K_ROW, * const v_slots = raw + head*layout::V_ROW;
-    const auto ask_group = [&](decode_group<K, D, QB> & group, uint n) {
-        if (tile_at(team, n) < count) {
+    decode_group<K, D, QB> group;
+    uint n = 0, ring = 0, parity = 0, count = counts[1]; // tiles that are not written to, and then the others
+    const auto ask_group = [&](uint n) {
+        if (DELTA && team < teams && tile_at(team, n) < count) {
             const uint first = list[tile_at(team, n)]*TILE;
             group.ask(keys + head*layout::K_ROW + (size_t) first*k_cell, k_cell, min(BLOCK, args.k_cells - begin - first), lane);
         }
     };
-    decode_group<K, D, QB> group;
-    if (DELTA && team < teams) {
-        ask_group(group, 0);
-    }
-    for (uint n = 0, ring = 0, parity = 0; team < teams && tile_at(team, n) < count; ++n) {
-        const uint slot = team*depth + ring, first = list[tile_at(team, n)]*TILE;
-        const auto next = [&](uint * counter) {
-            return is_last(counter, heads) && tile_at(team, n + depth) < count;
-        };
-        float parts[TILE_STEPS][QB][4], s[QB][4];
-        if (DELTA && n % 2 == 0) {
-            group.begin(q + head*ROWS*(D/32)*at.query_step, at.query_step, sums.score_unit(p), lane, t);
-            ask_group(group, n + 2);
-        }
-        await(bars + 16*slot, parity);
-        const uint8_t * const k_rows = k_slots + at.slot_at(2*slot), * const v_rows = v_slots + at.slot_at(2*slot + 1);
-        make_key_scales<K, D, layout::PIECE>(row_scales, k_rows + lane*k_cell, lane);
-        __syncwarp();
+    ask_group(0);
+    while (true) {
+#pragma unroll 1
+        for (; team < teams && tile_at(team, n) < count; ++n) {
+            const uint slot = team*depth + ring, first = list[tile_at(team, n)]*TILE;
+            const auto next = [&](uint * counter) {
+                return is_last(counter, heads) && tile_at(team, n + depth) < count;
+            };
+            float parts[TILE_STEPS][QB][4], s[QB][4];
+            if (DELTA && n % 2 == 0) {
+                group.begin(q + head*ROWS*(D/32)*at.query_step, at.query_step, sums.score_unit(p), lane, t);
+                ask_group(n + 2);
+            }
+            await(bars + 16*slot, parity);
+            const uint8_t * const k_rows = k_slots + at.slot_at(2*slot), * const v_rows = v_slots + at.slot_at(2*slot + 1);
+            make_key_scales<K, D, layout::PIECE>(row_scales, k_rows + lane*k_cell, lane);
+            __syncwarp();
 #pragma unroll
-        for (uint i = 0; i < TILE_STEPS; ++i) {
-            keys_of k;
-            k.template load<tile_bytes>(k_rows, k_rows + keys_of::codes_at(t), k_cell, i*STEP, TILE - 1, g);
-            k.join(t);
-            k.products(b, t, [&](uint n, uint c, uint second) { return *(const float *) (row_scales + key_scales_at<D, layout::PIECE>(i*STEP + 8*n + g) + 8*c + 4*second); }, parts[i]);
-        }
-        __syncwarp();
-        if (lane == 0 && next(&done[2*slot])) {
-            ask_keys(slot, list[tile_at(team, n + depth)]);
-        }
-        sums.join(parts, t, s);
-        if (DELTA) {
-            group.template follow<TILE_STEPS>(n % 2*TILE, lane, s);
-        }
-        float bias[QB][4];
+            for (uint i = 0; i < TILE_STEPS; ++i) {
+                keys_of k;
+                k.template load<tile_bytes>(k_rows, k_rows + keys_of::codes_at(t), k_cell, i*STEP, TILE - 1, g);
+                k.join(t);
+                k.products(b, t, [&](uint n, uint c, uint second) { return *(const float *) (row_scales + key_scales_at<D, layout::PIECE>(i*STEP + 8*n + g) + 8*c + 4*second); }, parts[i]);
+            }
+            __syncwarp();
+            if (lane == 0 && next(&done[2*slot])) {
+                ask_keys(slot, list[tile_at(team, n + depth)]);
+            }
+            sums.join(parts, t, s);
+            if (DELTA) {
+                group.template follow<TILE_STEPS>(n % 2*TILE, lane, s);
+            }
+            float bias[QB][4];
 #pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            const bool same = one_mask && (i >= 4 || i % 2 != 0);
-            bias[i/4][i % 4] = same ? bias[0][i % 4/2*2] : __half2float(__ushort_as_half(mask[mask_at[i/4][i % 2] + first + i % 4/2*8]))*LOG2_E;
-        }
-        sums.weigh(args, s, bias, slopes + head*ROWS, g, t, weights, TILE_WEIGHTS);
-        __syncwarp();
-        await(bars + 16*slot + 8, parity);
-        make_value_scales<V, D, layout::PIECE>(row_scales, v_rows + lane*v_cell, lane);
-        __syncwarp();
+            for (uint i = 0; i < 4*QB; ++i) {
+                const bool same = one_mask && (i >= 4 || i % 2 != 0);
+                bias[i/4][i % 4] = same ? bias[0][i % 4/2*2] : __half2float(__ushort_as_half(mask[mask_at[i/4][i % 2] + first + i % 4/2*8]))*LOG2_E;
+            }
+            sums.weigh(args, s, bias, slopes + head*ROWS, g, t, weights, TILE_WEIGHTS);
+            __syncwarp();
+            await(bars + 16*slot + 8, parity);
+            make_value_scales<V, D, layout::PIECE>(row_scales, v_rows + lane*v_cell, lane);
+            __syncwarp();
 #pragma unroll
-        for (uint i = 0; i < TILE_STEPS; ++i) {
-            values_of v;
-            v.template load<tile_bytes>(v_rows, v_rows + values_of::codes_at(g), v_cell, i*STEP, TILE - 1, t);
-            v.join(g);
-            const auto scales_of = [&](uint first, uint j) { return *(const uint *) (row_scales + value_scales_at<layout::PIECE>(j) + 2*(i*STEP + first*4) + 4*t); };
-            sums.count(weights_from[i*STEP/2], weights_from[i*STEP/2 + 4]);
-            v.add(weights_from[i*STEP/2], weights_from[i*STEP/2 + 4], table, g, scales_of, sums.acc);
+            for (uint i = 0; i < TILE_STEPS; ++i) {
+                values_of v;
+                v.template load<tile_bytes>(v_rows, v_rows + values_of::codes_at(g), v_cell, i*STEP, TILE - 1, t);
+                v.join(g);
+                const auto scales_of = [&](uint first, uint j) { return *(const uint *) (row_scales + value_scales_at<layout::PIECE>(j) + 2*(i*STEP + first*4) + 4*t); };
+                sums.count(weights_from[i*STEP/2], weights_from[i*STEP/2 + 4]);
+                v.add(weights_from[i*STEP/2], weights_from[i*STEP/2 + 4], table, g, scales_of, sums.acc);
+            }
+            __syncwarp();
+            if (lane == 0 && next(&done[2*slot + 1])) {
+                ask_values(slot, list[tile_at(team, n + depth)]);
+            }
+            parity ^= ring + 1 == depth ? 1 : 0;
+            ring = ring + 1 == depth ? 0 : ring + 1;
         }
-        __syncwarp();
-        if (lane == 0 && next(&done[2*slot + 1])) {
-            ask_values(slot, list[tile_at(team, n + depth)]);
+        wait_for_previous(); // also at the end: what comes next takes the end of this launch for that of all before
+        if (count == counts[0]) {
+            break;
         }
-        parity ^= ring + 1 == depth ? 1 : 0;
-        ring = ring + 1 == depth ? 0 : ring + 1;
+        __syncthreads(); // all are done with the slots
+        count = counts[0];
+        if (head == 0 && lane == 0 && team < teams) {
+            for (uint i = 0; i < depth && tile_at(team, n + i) < count; ++i) {
+                const uint slot = team*depth + (ring + i) % depth;
+                ask_keys(slot, list[tile_at(team, n + i)]);
+                ask_values(slot, list[tile_at(team, n + i)]);
+            }
+        }
+        ask_group(n);
     }
     let_next_begin();
 

@@ -21,12 +21,13 @@ struct write_params {
     attn_params  attention;
 };
 
-// Rows that stand alone, or cells that are coded together and, at common sizes, rows of srft beside them.
-enum class write_of { rows, delta, bands };
+// Rows that stand alone, of any kind or of srft, or cells that are coded together and, at common sizes, rows of srft beside them. What
+// a kernel does not need is not in it: when a token is decoded its code comes from memory each time.
+enum class write_of { rows, srft, delta, bands };
 
 // Warps of a block that writes rows, without those that make queries.
 constexpr __host__ __device__ uint row_warps_of(write_of of) {
-    return of == write_of::rows ? 8 : ROW_WARPS;
+    return of == write_of::rows || of == write_of::srft ? 8 : ROW_WARPS;
 }
 
 template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_warps_of(OF)) kv_write(const KV_IN_PLACE write_params p) {
@@ -34,17 +35,19 @@ template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_war
     __shared__ group_memory own_memory;
     prefetch_rotation(threadIdx.x % 32);
     wait_for_previous();
-    let_next_begin();
     if (threadIdx.x/32 >= p.row_warps) {
         if constexpr (SIZE != 0) {
             const uint warps = blockDim.x/32 - p.row_warps, warp = (blockIdx.y*gridDim.x + blockIdx.x)*warps + threadIdx.x/32 - p.row_warps;
-            write_queries<SIZE>(p.attention, p.queries, warp, gridDim.x*gridDim.y*warps, threadIdx.x % 32);
+            write_queries<SIZE>(p.attention, p.queries, warp, gridDim.x*gridDim.y*warps, warps, threadIdx.x % 32);
         }
         return;
     }
+    if (p.queries.rows == 0) {
+        let_next_begin(); // else those who make queries say when
+    }
     const rows_params & op = p.op[blockIdx.y];
-    if constexpr (OF == write_of::rows) {
-        write_rows<SIZE, false, row_warps_of(OF)>(op, memory, own_memory.levels, own_memory.nearest);
+    if constexpr (OF == write_of::rows || OF == write_of::srft) {
+        write_rows<SIZE, OF == write_of::srft, row_warps_of(OF)>(op, memory, own_memory.levels, own_memory.nearest);
     } else if (SIZE == 0 || KV_KIND_IS_DELTA(op.kind)) {
         write_groups<SIZE, OF == write_of::bands>(op, memory, own_memory);
     } else {
@@ -164,10 +167,10 @@ template <write_of OF> static auto write_kernel(uint size) {
 static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params * attention, const bulk_queries & queries, cudaStream_t stream) {
     write_params p = {};
     const uint size = attention ? attention->k_size : writes.count > 0 ? writes.op[0].size : 0;
-    write_of of = write_of::rows;
+    write_of of = is_common(size) ? write_of::srft : write_of::rows;
     for (int i = 0; i < writes.count; ++i) {
         const uint kind = writes.op[i].kind;
-        of = KV_KIND_IS_BAND(kind) ? write_of::bands : KV_KIND_IS_DELTA(kind) ? write_of::delta : of;
+        of = KV_KIND_IS_BAND(kind) ? write_of::bands : KV_KIND_IS_DELTA(kind) ? write_of::delta : KV_KIND_IS_SRFT(kind) || of != write_of::srft ? of : write_of::rows;
     }
     const uint warps = row_warps_of(of);
     uint   blocks = 0, count = 0;
@@ -187,7 +190,8 @@ static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params
     if (count == 0 && !attention) {
         return cudaSuccess;
     }
-    const auto kernel = of == write_of::rows ? write_kernel<write_of::rows>(size) : of == write_of::delta ? write_kernel<write_of::delta>(size) : write_kernel<write_of::bands>(size);
+    const auto kernel = of == write_of::rows ? write_kernel<write_of::rows>(size) : of == write_of::srft ? write_kernel<write_of::srft>(size) :
+                        of == write_of::delta ? write_kernel<write_of::delta>(size) : write_kernel<write_of::bands>(size);
     if (count == 0) {
         count  = 1;
         blocks = (queries.rows + warps - 1)/warps;

@@ -105,21 +105,68 @@ static __device__ __forceinline__ void prefetch_rotation(uint lane) {
     }
 }
 
-// A warp makes every n-th row.
-template <uint D> __device__ __forceinline__ void write_queries(const attn_params & p, const bulk_queries & of, uint warp, uint warps, uint lane) {
+// In place of the scale of a row that is not there yet; no scale is this.
+constexpr uint NO_QUERY = ~0u;
+
+// Does the launch behind write_queries look for each row, and not wait for the end? Where nothing else is written the end is soon.
+static __device__ __forceinline__ bool are_announced(const attn_params & p) {
+    return p.write_count != 0 && !KV_KIND_IS_DELTA(p.k_kind); // rows of delta take long, and longer beside those who read
+}
+
+// A warp makes every n-th row. The launch that reads them may begin when the scales of all rows say that these are not there yet.
+template <uint D> __device__ __forceinline__ void write_queries(const attn_params & p, const bulk_queries & of, uint warp, uint warps, uint block_warps, uint lane) {
     const kv_attn_args & args = p.args;
     const uint heads_per_kv = args.heads/args.kv_heads;
-    for (uint i = warp; i < of.rows; i += warps) {
+    query_part<D> query;
+    const auto load = [&](uint i) {
         const uint r = i % of.block_rows, kv_head = i/of.block_rows % args.kv_heads;
         const uint block = i/of.block_rows/args.kv_heads % of.blocks, stream = i/of.block_rows/args.kv_heads/of.blocks;
         const uint row = block*of.block_rows + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
         const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
-        query_part<D> query;
         query.load(p, token < args.tokens ? from : nullptr, lane);
-        const uint first = query.rotate(lane);
-        signed char * to = p.query_planes + ((size_t) (i/of.block_rows)*2*of.block_rows + r)*D;
-        query.store_planes(first, lane, to, to + of.block_rows*D, p.query_scale + i);
+    };
+    if (are_announced(p)) {
+        for (uint i = warp + lane*warps; i < of.rows; i += 32*warps) {
+            *(volatile uint *) (p.query_scale + i) = NO_QUERY;
+        }
+        if (warp < of.rows) {
+            load(warp); // comes while the stores go
+        }
+        __threadfence();
+        asm volatile("bar.sync 2, %0;" :: "r"(32*block_warps) : "memory");
     }
+    let_next_begin();
+    for (uint i = warp; i < of.rows; i += warps) {
+        if (i != warp || !are_announced(p)) {
+            load(i);
+        }
+        const uint first = query.rotate(lane);
+        signed char * to = p.query_planes + ((size_t) (i/of.block_rows)*2*of.block_rows + i % of.block_rows)*D;
+        float scale = 0.0f;
+        query.store_planes(first, lane, to, to + of.block_rows*D, &scale);
+        if (are_announced(p)) {
+            __syncwarp();
+            if (lane == 0) {
+                __threadfence();
+            }
+        }
+        if (lane == 0) {
+            *(volatile float *) (p.query_scale + i) = scale;
+        }
+    }
+}
+
+// Waits for rows of write_queries. By a warp.
+static __device__ __forceinline__ void await_queries(const float * scales, uint rows, uint lane) {
+    for (uint i = lane; i < rows; i += 32) {
+#if __CUDA_ARCH__ >= 700
+        uint scale = NO_QUERY;
+        while (scale == NO_QUERY) {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(scale) : "l"(scales + i) : "memory");
+        }
+#endif
+    }
+    __syncwarp();
 }
 
 }  // namespace
