@@ -11,8 +11,8 @@ use crate::codec::srft::Srft;
 use crate::codec::RowFormat;
 use crate::isa::generic::{code_bytes, unpack_turned, with_chunks, PackedRows};
 use crate::isa::{by_rows, LevelBlock, Queries, CELLS};
+use std::arch::asm;
 use std::arch::x86_64::*;
-use std::sync::atomic::{compiler_fence, Ordering};
 
 /// Cells of a register.
 const LANES: usize = 8;
@@ -82,6 +82,15 @@ fn words_of_4(v: [__m256i; 4]) -> [__m256i; 4] {
     [_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c), _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)]
 }
 
+/// The same, as a sum that is complete before what follows: or the compiler would mix columns until it runs out of registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn settled(mut x: __m256i) -> __m256i {
+    // SAFETY: nothing happens.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags)) };
+    x
+}
+
 /// See [`crate::isa::Kernels::dot_levels`].
 #[inline(always)]
 pub(super) unsafe fn dot_levels<P: Products>(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
@@ -116,16 +125,14 @@ unsafe fn dot_rows<P: Products, const H: usize, const GROUP: usize>(
                     *dots = [P::start(*q.sums.add((first + h) * groups + g)); 2];
                 }
                 for j in g * GROUP / 4..(g + 1) * GROUP / 4 {
-                    // Or the compiler would mix columns until it runs out of registers.
-                    compiler_fence(Ordering::SeqCst);
                     let column = k.levels.add(c * width + 32 * j);
                     let x0 = _mm256_loadu_si256(column.cast());
                     let x1 = _mm256_loadu_si256(column.add(LANES * width).cast());
                     for (h, dots) in dots.iter_mut().enumerate() {
                         let word = q.bytes.add((first + h) * width + 4 * j).cast::<i32>().read_unaligned();
                         let word = _mm256_set1_epi32(word);
-                        dots[0] = P::add_quads(dots[0], x0, word);
-                        dots[1] = P::add_quads(dots[1], x1, word);
+                        dots[0] = settled(P::add_quads(dots[0], x0, word));
+                        dots[1] = settled(P::add_quads(dots[1], x1, word));
                     }
                 }
                 for h in 0..H {
