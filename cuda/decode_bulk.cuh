@@ -9,8 +9,9 @@
 // those behind the last. Precise rows have the mask of the cells that they stand for. Tiles that the mask hides are not read, but for
 // the first.
 //
-// The launch before makes the queries and writes rows to the cache. A block waits for the queries alone, and goes on while rows are
-// being written: tiles that have such rows come last, and are asked for when that launch has ended.
+// The launch before makes the queries and writes rows to the cache. A block waits for the queries alone (beside delta for the end of
+// that launch), and goes on while rows are being written: tiles that have such rows come last, and are asked for when that launch has
+// ended.
 #pragma once
 
 #include "decode_softmax.cuh"
@@ -497,6 +498,8 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         __syncthreads(); // all are done with the slots
         count = counts[0];
         if (head == 0 && lane == 0 && team < teams) {
+            // The end of a tile may have been stored where a copy comes now.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             for (uint i = 0; i < depth && tile_at(team, n + i) < count; ++i) {
                 const uint slot = team*depth + (ring + i) % depth;
                 ask_keys(slot, list[tile_at(team, n + i)]);

@@ -1,6 +1,7 @@
 // Launches that begin before the one before them has ended.
 //
 // A kernel may read before it waits only if the launch before it waits before it lets it begin: then all that came earlier has ended.
+// What that launch itself makes is read behind the wait, or where it is announced (queries.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
