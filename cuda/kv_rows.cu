@@ -21,9 +21,14 @@ struct write_params {
     attn_params  attention;
 };
 
-// Rows that stand alone, of any kind or of srft, or cells that are coded together and, at common sizes, rows of srft beside them. What
-// a kernel does not need is not in it: when a token is decoded its code comes from memory each time.
-enum class write_of { rows, srft, delta, bands };
+// Rows that stand alone, of srft or of any kind, or cells that are coded together and, at common sizes, rows of srft beside them. What
+// a kernel does not need is not in it: when a token is decoded its code comes from memory each time. Of what several ops need, the last
+// in this order does for all.
+enum class write_of { srft, rows, delta, bands };
+
+static write_of needed_by(uint kind) {
+    return KV_KIND_IS_BAND(kind) ? write_of::bands : KV_KIND_IS_DELTA(kind) ? write_of::delta : KV_KIND_IS_SRFT(kind) ? write_of::srft : write_of::rows;
+}
 
 // Warps of a block that writes rows, without those that make queries.
 constexpr __host__ __device__ uint row_warps_of(write_of of) {
@@ -169,8 +174,8 @@ static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params
     const uint size = attention ? attention->k_size : writes.count > 0 ? writes.op[0].size : 0;
     write_of of = is_common(size) ? write_of::srft : write_of::rows;
     for (int i = 0; i < writes.count; ++i) {
-        const uint kind = writes.op[i].kind;
-        of = KV_KIND_IS_BAND(kind) ? write_of::bands : KV_KIND_IS_DELTA(kind) ? write_of::delta : KV_KIND_IS_SRFT(kind) || of != write_of::srft ? of : write_of::rows;
+        const write_of needed = needed_by(writes.op[i].kind);
+        of = needed > of ? needed : of;
     }
     const uint warps = row_warps_of(of);
     uint   blocks = 0, count = 0;

@@ -74,10 +74,10 @@ fn emulate(options: &Options, tally: &mut Tally) -> Result<()> {
 /// What a Mac would compile; in the long form tests, examples and fuzz targets too.
 fn check_macos(options: &Options, tally: &mut Tally) {
     const MACOS: &str = "aarch64-apple-darwin";
+    let short = options.only.is_empty() && !options.soak;
     // sys is in the lock file of the examples, as it is in that of a program.
     for (what, folder) in [("the workspace", "."), ("sys and the examples", "examples"), ("the fuzz targets", "fuzz")] {
         let what = format!("cargo check of {what} for {MACOS}");
-        let short = options.only.is_empty() && !options.soak;
         if folder != "." && short {
             tally.skip(&what, 1, "slow: run it with --only neon, or --soak");
             continue;
