@@ -163,7 +163,8 @@ impl Simd for Lanes {
         self.zip(n, |a, n| f32::from_bits((a.to_bits() as i32).wrapping_add((n as i32) << 23) as u32))
     }
 
-    #[inline(always)]
+    // A call: without the instruction it is sixteen of them.
+    #[inline(never)]
     fn fma(self, b: Lanes, c: Lanes) -> Lanes {
         let mut v = [0.0; LANES];
         for i in 0..LANES {
@@ -196,7 +197,13 @@ impl Simd for Lanes {
         Lanes(v)
     }
 
-    #[inline(always)]
+    #[inline(never)]
+    fn between<const N: usize>(self, limits: &[f32; N], values: &[f32; N]) -> Lanes {
+        let steps = || limits.iter().zip(values).skip(1);
+        Lanes(self.0.map(|x| steps().fold(values[0], |below, (&limit, &value)| if x > limit { value } else { below })))
+    }
+
+    #[inline(never)]
     fn fma_where(self, mask: u16, b: Lanes, c: Lanes) -> Lanes {
         let mut v = c.0;
         for (i, v) in v.iter_mut().enumerate() {
@@ -239,14 +246,12 @@ impl Simd for Lanes {
         self.fold(|a, b| if a < b { a } else { b })
     }
 
-    #[inline(never)]
     fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]) {
-        r.forward(x, y);
+        r.forward_by_plan(x, y);
     }
 
-    #[inline(never)]
     fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]) {
-        r.backward(y, x);
+        r.backward_by_plan(y, x);
     }
 }
 

@@ -40,6 +40,9 @@ const SIGN_SEED: u64 = 0x5352_4654_0000_0001;
 /// The same for [`Rotation::projection`].
 const PROJECTION_SEEDS: [u64; 2] = [0x514a_4c53_0000_0001, 0x514a_4c53_0001_0001];
 
+/// In place of half a head size where it is no constant.
+const BY_PLAN: usize = 0;
+
 /// w^(p j) for j in 1..radix, p in 0..m, j-major.
 struct Twiddles {
     re: Vec<f32>,
@@ -70,22 +73,20 @@ fn unit(k: usize, n: usize) -> (f32, f32) {
     (angle.cos() as f32, angle.sin() as f32)
 }
 
-/// Runs the body with the head size and half of it as constants, and the room that a spectrum takes, which has one value
+/// Runs the body with half of the head size as a constant, and with the room that a spectrum takes, which has one value
 /// more so that it can be mirrored.
 macro_rules! for_size {
-    ($size:expr, $SIZE:ident, $N:ident, $ROOM:ident => $body:expr) => {
-        for_size!(@ $size, $SIZE, $N, $ROOM, $body, 64 80 96 112 128 192 256 320 384 512)
+    ($size:expr, $N:ident, $ROOM:ident => $body:expr) => {
+        for_size!(@ $size, $N, $ROOM, $body, 64 80 96 112 128 192 256 320 384 512)
     };
-    (@ $size:expr, $SIZE:ident, $N:ident, $ROOM:ident, $body:expr, $($n:literal)*) => {
+    (@ $size:expr, $N:ident, $ROOM:ident, $body:expr, $($n:literal)*) => {
         match $size {
             $($n => {
-                const $SIZE: usize = $n;
                 const $N: usize = $n / 2;
                 const $ROOM: usize = $N + 1;
                 $body
             })*
             _ => {
-                const $SIZE: usize = 576;
                 const $N: usize = 288;
                 const $ROOM: usize = $N + 1;
                 $body
@@ -140,68 +141,81 @@ impl Rotation {
     /// y = R x.
     #[inline(always)]
     pub fn forward(&self, x: &[f32], y: &mut [f32]) {
-        for_size!(self.size, SIZE, N, ROOM => self.forward_sized::<SIZE, N, ROOM>(x, y))
+        for_size!(self.size, N, ROOM => self.forward_sized::<N, ROOM>(x, y))
     }
 
     /// x = R^-1 y.
     #[inline(always)]
     pub fn backward(&self, y: &[f32], x: &mut [f32]) {
-        for_size!(self.size, SIZE, N, ROOM => self.backward_sized::<SIZE, N, ROOM>(y, x))
+        for_size!(self.size, N, ROOM => self.backward_sized::<N, ROOM>(y, x))
+    }
+
+    /// [`Rotation::forward`] by loops whose lengths are numbers of the plan: the same bits from one small function for all
+    /// head sizes, and slower.
+    pub fn forward_by_plan(&self, x: &[f32], y: &mut [f32]) {
+        self.forward_sized::<BY_PLAN, { MAX_HEAD / 2 + 1 }>(x, y);
+    }
+
+    /// The same for [`Rotation::backward`].
+    pub fn backward_by_plan(&self, y: &[f32], x: &mut [f32]) {
+        self.backward_sized::<BY_PLAN, { MAX_HEAD / 2 + 1 }>(y, x);
     }
 
     #[inline(always)]
-    fn forward_sized<const SIZE: usize, const N: usize, const ROOM: usize>(&self, x: &[f32], y: &mut [f32]) {
-        let (x, y, signs) = (&x[..SIZE], &mut y[..SIZE], &self.signs[..SIZE]);
-        let mut bufs = [[0.0f32; ROOM]; 4];
-        let [ar, ai, br, bi] = &mut bufs;
-        for j in 0..N {
+    fn forward_sized<const N: usize, const ROOM: usize>(&self, x: &[f32], y: &mut [f32]) {
+        let n = if N == BY_PLAN { self.size / 2 } else { N };
+        let mut room = [[0.0f32; ROOM]; 4];
+        let (x, y, signs) = (&x[..2 * n], &mut y[..2 * n], &self.signs[..2 * n]);
+        let [ar, ai, br, bi] = &mut room;
+        for j in 0..n {
             ar[j] = x[2 * j] * signs[2 * j];
             ai[j] = x[2 * j + 1] * signs[2 * j + 1];
         }
         let (zr, zi) = self.transform::<N, ROOM>((ar, ai), (br, bi));
         // X_k = E_k + w^k O_k with E, O the transforms of the even and odd samples; sqrt(2/n) and the halves of
         // E and O make 1/2 sqrt(1/N). With Z_N = Z_0 the loop is whole, and k = 0 is set right afterwards.
-        (zr[N], zi[N]) = (zr[0], zi[0]);
-        let half = 0.5 * (1.0 / N as f32).sqrt();
-        let (wr, wi) = (&self.unmix_re[..N], &self.unmix_im[..N]);
-        let (yr, yi) = y.split_at_mut(N);
-        for k in 0..N {
-            let (er, ei) = (zr[k] + zr[N - k], zi[k] - zi[N - k]);
-            let (or, oi) = (zi[k] + zi[N - k], zr[N - k] - zr[k]);
+        (zr[n], zi[n]) = (zr[0], zi[0]);
+        let half = 0.5 * (1.0 / n as f32).sqrt();
+        let (wr, wi) = (&self.unmix_re[..n], &self.unmix_im[..n]);
+        let (yr, yi) = y.split_at_mut(n);
+        for k in 0..n {
+            let (er, ei) = (zr[k] + zr[n - k], zi[k] - zi[n - k]);
+            let (or, oi) = (zi[k] + zi[n - k], zr[n - k] - zr[k]);
             yr[k] = oi.mul_add(-wi[k], or.mul_add(wr[k], er)) * half;
             yi[k] = oi.mul_add(wr[k], or.mul_add(wi[k], ei)) * half;
         }
-        let side = (0.5 / N as f32).sqrt();
+        let side = (0.5 / n as f32).sqrt();
         yr[0] = (zr[0] + zi[0]) * side;
         yi[0] = (zr[0] - zi[0]) * side;
     }
 
     #[inline(always)]
-    fn backward_sized<const SIZE: usize, const N: usize, const ROOM: usize>(&self, y: &[f32], x: &mut [f32]) {
-        let (x, y, signs) = (&mut x[..SIZE], &y[..SIZE], &self.signs[..SIZE]);
-        let mut bufs = [[0.0f32; ROOM]; 4];
-        let [ar, ai, br, bi] = &mut bufs;
+    fn backward_sized<const N: usize, const ROOM: usize>(&self, y: &[f32], x: &mut [f32]) {
+        let n = if N == BY_PLAN { self.size / 2 } else { N };
+        let mut room = [[0.0f32; ROOM]; 4];
+        let (x, y, signs) = (&mut x[..2 * n], &y[..2 * n], &self.signs[..2 * n]);
+        let [ar, ai, br, bi] = &mut room;
         let mut mirror = [[0.0f32; ROOM]; 2];
         let [yr, yi] = &mut mirror;
-        yr[..N].copy_from_slice(&y[..N]);
-        yi[..N].copy_from_slice(&y[N..]);
-        let half = 0.5 * (1.0 / N as f32).sqrt();
-        let (wr, wi) = (&self.unmix_re[..N], &self.unmix_im[..N]);
-        for k in 0..N {
-            let (er, ei) = (yr[k] + yr[N - k], yi[k] - yi[N - k]);
-            let (dr, di) = (yr[k] - yr[N - k], yi[k] + yi[N - k]);
+        yr[..n].copy_from_slice(&y[..n]);
+        yi[..n].copy_from_slice(&y[n..]);
+        let half = 0.5 * (1.0 / n as f32).sqrt();
+        let (wr, wi) = (&self.unmix_re[..n], &self.unmix_im[..n]);
+        for k in 0..n {
+            let (er, ei) = (yr[k] + yr[n - k], yi[k] - yi[n - k]);
+            let (dr, di) = (yr[k] - yr[n - k], yi[k] + yi[n - k]);
             // O_k = conj(w^k) (X_k - conj X_(N-k)), Z_k = E_k + i O_k.
             let or = di.mul_add(wi[k], dr * wr[k]);
             let oi = dr.mul_add(-wi[k], di * wr[k]);
             ar[k] = (er - oi) * half;
             ai[k] = (ei + or) * half;
         }
-        let side = (0.5 / N as f32).sqrt();
+        let side = (0.5 / n as f32).sqrt();
         ar[0] = (yr[0] + yi[0]) * side;
         ai[0] = (yr[0] - yi[0]) * side;
         // The inverse of a transform is the transform with real and imaginary parts exchanged.
         let (zi, zr) = self.transform::<N, ROOM>((ai, ar), (bi, br));
-        for j in 0..N {
+        for j in 0..n {
             x[2 * j] = zr[j] * signs[2 * j];
             x[2 * j + 1] = zi[j] * signs[2 * j + 1];
         }
@@ -223,6 +237,7 @@ impl Rotation {
         }
         // The same numbers as in `stage_list`, as constants, so that every loop has a known length.
         match N {
+            BY_PLAN => return self.transform_by_plan(a, b),
             32 => stages!(0: 4 8 1, 1: 4 2 4, 2: 2 1 16),
             40 => stages!(0: 4 10 1, 1: 2 5 4, 2: 5 1 8),
             48 => stages!(0: 4 12 1, 1: 4 3 4, 2: 3 1 16),
@@ -234,6 +249,26 @@ impl Rotation {
             192 => stages!(0: 4 48 1, 1: 4 12 4, 2: 4 3 16, 3: 3 1 64),
             256 => stages!(0: 4 64 1, 1: 4 16 4, 2: 4 4 16, 3: 4 1 64),
             _ => stages!(0: 4 72 1, 1: 4 18 4, 2: 2 9 16, 3: 3 3 32, 4: 3 1 96),
+        }
+        a
+    }
+
+    /// The same, stage by stage as the list says.
+    fn transform_by_plan<'a, const ROOM: usize>(
+        &self,
+        a: Complex<'a, ROOM>,
+        b: Complex<'a, ROOM>,
+    ) -> Complex<'a, ROOM> {
+        let (mut a, mut b) = (a, b);
+        for (w, &(radix, m, s)) in self.stages.iter().zip(stage_list(self.size)) {
+            match radix {
+                2 => strided::<2, ROOM>(m, s, w, &a, &mut b),
+                3 => strided::<3, ROOM>(m, s, w, &a, &mut b),
+                4 => strided::<4, ROOM>(m, s, w, &a, &mut b),
+                5 => strided::<5, ROOM>(m, s, w, &a, &mut b),
+                _ => strided::<7, ROOM>(m, s, w, &a, &mut b),
+            }
+            std::mem::swap(&mut a, &mut b);
         }
         a
     }
@@ -265,11 +300,11 @@ fn stage<const R: usize, const M: usize, const S: usize, const ROOM: usize>(
     from: &Complex<ROOM>,
     to: &mut Complex<ROOM>,
 ) {
-    let (xr, xi) = (&from.0[..R * M * S], &from.1[..R * M * S]);
-    let (yr, yi) = (&mut to.0[..R * M * S], &mut to.1[..R * M * S]);
-    let (wr, wi) = (&w.re[..(R - 1) * M], &w.im[..(R - 1) * M]);
     if S == 1 {
         // The stride is too short for vectors: run over p instead, and interleave what comes out.
+        let (xr, xi) = (&from.0[..R * M], &from.1[..R * M]);
+        let (yr, yi) = (&mut to.0[..R * M], &mut to.1[..R * M]);
+        let (wr, wi) = (&w.re[..(R - 1) * M], &w.im[..(R - 1) * M]);
         let (mut tr, mut ti) = ([[0.0f32; M]; R], [[0.0f32; M]; R]);
         for p in 0..M {
             let (mut ar, mut ai) = ([0.0; R], [0.0; R]);
@@ -291,18 +326,33 @@ fn stage<const R: usize, const M: usize, const S: usize, const ROOM: usize>(
         }
         return;
     }
-    for p in 0..M {
-        for q in 0..S {
+    strided::<R, ROOM>(M, S, w, from, to);
+}
+
+/// A stage whose loops run over q.
+#[inline(always)]
+fn strided<const R: usize, const ROOM: usize>(
+    m: usize,
+    s: usize,
+    w: &Twiddles,
+    from: &Complex<ROOM>,
+    to: &mut Complex<ROOM>,
+) {
+    let (xr, xi) = (&from.0[..R * m * s], &from.1[..R * m * s]);
+    let (yr, yi) = (&mut to.0[..R * m * s], &mut to.1[..R * m * s]);
+    let (wr, wi) = (&w.re[..(R - 1) * m], &w.im[..(R - 1) * m]);
+    for p in 0..m {
+        for q in 0..s {
             let (mut ar, mut ai) = ([0.0; R], [0.0; R]);
             for i in 0..R {
-                (ar[i], ai[i]) = (xr[q + S * (p + M * i)], xi[q + S * (p + M * i)]);
+                (ar[i], ai[i]) = (xr[q + s * (p + m * i)], xi[q + s * (p + m * i)]);
             }
             let (br, bi) = butterfly::<R>(ar, ai);
-            (yr[q + S * R * p], yi[q + S * R * p]) = (br[0], bi[0]);
+            (yr[q + s * R * p], yi[q + s * R * p]) = (br[0], bi[0]);
             for j in 1..R {
-                let (cr, ci) = (wr[(j - 1) * M + p], wi[(j - 1) * M + p]);
-                yr[q + S * (R * p + j)] = bi[j].mul_add(-ci, br[j] * cr);
-                yi[q + S * (R * p + j)] = bi[j].mul_add(cr, br[j] * ci);
+                let (cr, ci) = (wr[(j - 1) * m + p], wi[(j - 1) * m + p]);
+                yr[q + s * (R * p + j)] = bi[j].mul_add(-ci, br[j] * cr);
+                yi[q + s * (R * p + j)] = bi[j].mul_add(cr, br[j] * ci);
             }
         }
     }
@@ -415,11 +465,11 @@ pub(crate) mod tests {
                 let x = Noise::new(seed).flat_row(size);
                 let wide: Vec<f64> = x.iter().map(|&x| x as f64).collect();
                 let (mut y, mut back) = (vec![0.0; size], vec![0.0; size]);
-                r.forward(&x, &mut y);
+                r.forward_by_plan(&x, &mut y);
                 for (i, (a, b)) in y.iter().zip(naive(r, &wide)).enumerate() {
                     assert!((*a as f64 - b).abs() < 2e-6, "size {size}, y[{i}] = {a}, wanted {b}");
                 }
-                r.backward(&y, &mut back);
+                r.backward_by_plan(&y, &mut back);
                 for (a, b) in x.iter().zip(&back) {
                     assert!((a - b).abs() < 2e-6, "size {size}: {a} came back as {b}");
                 }

@@ -8,8 +8,8 @@ use crate::codec::delta::Delta;
 use crate::codec::plain::Plain;
 use crate::codec::RowFormat;
 use crate::groups::{self, GroupLayout, Walker};
+use crate::isa::scalar;
 use crate::isa::{kernels, Kernels};
-use crate::lanes::Lanes;
 use crate::rotation::MAX_HEAD;
 use crate::table::{self, Concrete, Entry};
 use crate::tensor::{read_floats, write_floats, Tensor, I32, I64};
@@ -489,7 +489,7 @@ pub fn decode_key(id: i32, rows: &[u8], values: &mut [f32]) -> Result<(), String
         return Err(format!("rows of {} are coded together", c.name()));
     }
     for (row, x) in rows.chunks_exact(c.row_bytes()).zip(values.chunks_exact_mut(c.head_size)) {
-        c.format().decode_key::<Lanes>(row, x);
+        scalar::decode_key(c.format(), row, x);
     }
     Ok(())
 }

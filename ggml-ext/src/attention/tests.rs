@@ -9,7 +9,6 @@ use super::*;
 use crate::groups::{GroupLayout, Walker};
 use crate::isa::tests::{others, stepped, tried};
 use crate::isa::{kernels, scalar};
-use crate::lanes::Lanes;
 use crate::random::Noise;
 use crate::table;
 use crate::tensor::View;
@@ -57,11 +56,11 @@ fn cache(name: &str, keys: bool, size: usize, cells: usize, heads: usize, noise:
                 return grouped(c, cells, heads, values);
             }
             for (row, x) in bytes.chunks_exact_mut(c.row_bytes()).zip(values.chunks_exact_mut(size)) {
-                f.encode::<Lanes>(x, row);
+                scalar::encode(f, x, row);
                 if keys {
-                    f.decode_key::<Lanes>(row, x);
+                    scalar::decode_key(f, row, x);
                 } else {
-                    f.decode::<Lanes>(row, x);
+                    scalar::decode(f, row, x);
                 }
             }
             (c.id(), c.row_bytes(), bytes)

@@ -515,6 +515,7 @@ unsafe fn gather<const SLOTS: usize>(first: *const u8, stride: usize, rows: usiz
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::scalar;
     use proptest::prelude::*;
 
     #[test]
@@ -532,9 +533,9 @@ mod tests {
             let format = Delta::new(4, size).unwrap();
             let key = crate::random::Noise::new(size as u64).row(size);
             let mut row = vec![0xaau8; format.row_bytes()];
-            format.encode::<Lanes>(&key, &mut row);
+            scalar::encode(format.into(), &key, &mut row);
             let (mut alone, mut grouped) = (vec![0.0; size], vec![0.0; size]);
-            format.decode::<Lanes>(&row, &mut alone);
+            scalar::decode(format.into(), &row, &mut alone);
             crate::groups::decode(format, &crate::isa::scalar::KERNELS, &row, &mut grouped);
             let norm = key.iter().map(|x| x * x).sum::<f32>();
             for decoded in [&alone, &grouped] {

@@ -453,7 +453,7 @@ const fn rounded_product(a: i16, b: i16) -> i16 {
 mod tests {
     use super::super::qjl::tests::{dot, wild};
     use super::*;
-    use crate::lanes::Lanes;
+    use crate::isa::scalar;
     use crate::random::Noise;
     use crate::rotation;
     use proptest::prelude::*;
@@ -529,8 +529,8 @@ mod tests {
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
             for seed in 0..4000 {
                 let x = Noise::new(seed + 1).row(128);
-                f.encode::<Lanes>(&x, &mut row);
-                f.decode::<Lanes>(&row, &mut y);
+                scalar::encode(f.into(), &x, &mut row);
+                scalar::decode(f.into(), &row, &mut y);
                 error += x.iter().zip(&y).map(|(&a, &b)| f64::from(a - b).powi(2)).sum::<f64>();
                 power += dot(&x, &x);
             }
@@ -556,7 +556,7 @@ mod tests {
             for _ in 0..large_channels {
                 x[(noise.bits() >> 20) as usize % 128] *= 5.0;
             }
-            f.encode::<Lanes>(&x, &mut row);
+            scalar::encode(f.into(), &x, &mut row);
             for block in 0..f.blocks() {
                 let codes = f.get(&row, block);
                 for c in codes.first {
@@ -593,7 +593,7 @@ mod tests {
             for seed in 0..8 {
                 let x = Noise::new(seed + 100).row(f.size());
                 let mut row = vec![0; f.row_bytes()];
-                f.encode::<Lanes>(&x, &mut row);
+                scalar::encode(f.into(), &x, &mut row);
                 let mut got = vec![0.0; f.size()];
                 f.decode_rotated(&row, &mut got);
                 let wide: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
@@ -647,7 +647,7 @@ mod tests {
         for f in formats() {
             let (x, q) = (noise.row(f.size()), noise.row(f.size()));
             let (mut row, mut k) = (vec![0; f.row_bytes()], vec![0.0; f.size()]);
-            f.encode::<Lanes>(&x, &mut row);
+            scalar::encode(f.into(), &x, &mut row);
             f.decode_rotated(&row, &mut k);
             let mut tables = vec![0.0; f.size() / 2 * TABLE];
             f.tables(&q, &mut tables);
@@ -666,7 +666,7 @@ mod tests {
                 let x = noise.row(f.size());
                 let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; f.size()]);
                 let (mut levels, mut scales) = (vec![0i8; f.size()], vec![0.0; f.blocks()]);
-                f.encode::<Lanes>(&x, &mut row);
+                scalar::encode(f.into(), &x, &mut row);
                 f.decode_rotated(&row, &mut y);
                 f.unpack(&row, &mut levels, &mut scales);
                 for i in 0..f.size() {
@@ -740,10 +740,10 @@ mod tests {
         ) {
             let f = Polar::new(bits, size).unwrap();
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; size]);
-            f.encode::<Lanes>(&values[..size], &mut row);
-            f.decode::<Lanes>(&row, &mut y);
+            scalar::encode(f.into(), &values[..size], &mut row);
+            scalar::decode(f.into(), &row, &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
-            f.decode::<Lanes>(&bytes[..f.row_bytes()], &mut y);
+            scalar::decode(f.into(), &bytes[..f.row_bytes()], &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
         }
     }

@@ -212,7 +212,7 @@ impl RowFormat for Qjl {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::lanes::Lanes;
+    use crate::isa::scalar;
     use crate::random::Noise;
     use crate::rotation;
     use crate::rotation::MAX_HEAD;
@@ -283,8 +283,8 @@ pub(crate) mod tests {
             let f = Qjl::new(size).unwrap();
             let (mut row, mut key) = (vec![0; f.row_bytes()], vec![0.0; size]);
             let s = statistics(size, 100_000, 1, |q, k| {
-                f.encode::<Lanes>(k, &mut row);
-                f.decode_key::<Lanes>(&row, &mut key);
+                scalar::encode(f.into(), k, &mut row);
+                scalar::decode_key(f.into(), &row, &mut key);
                 dot(q, &key)
             });
             assert!(s.slope.0.abs() < 3.0 * s.slope.1, "d={size}: bias {:?}", s.slope);
@@ -325,7 +325,7 @@ pub(crate) mod tests {
             for seed in 0..12 {
                 let x = Noise::new(seed).row(size);
                 let (mut row, mut levels) = (vec![0; f.row_bytes()], vec![0i8; size]);
-                f.encode::<Lanes>(&x, &mut row);
+                scalar::encode(f.into(), &x, &mut row);
                 f.signs(&row, &mut levels);
                 let wide: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
                 let projected = rotation::tests::naive_projection(size, &wide);
@@ -364,8 +364,8 @@ pub(crate) mod tests {
                 let mut x = vec![0.0f32; size];
                 x[channel] = 3.0;
                 let (mut row, mut key) = (vec![0; f.row_bytes()], vec![0.0; size]);
-                f.encode::<Lanes>(&x, &mut row);
-                f.decode_key::<Lanes>(&row, &mut key);
+                scalar::encode(f.into(), &x, &mut row);
+                scalar::decode_key(f.into(), &row, &mut key);
                 sum += f64::from(key[channel]) / 3.0;
                 // One transform alone would give 1.13 in nearly every channel.
                 assert!((key[channel] / 3.0 - 1.0).abs() < 0.25, "d={size}, channel {channel}: {}", key[channel] / 3.0);
@@ -401,10 +401,10 @@ pub(crate) mod tests {
         ) {
             let f = Qjl::new(size).unwrap();
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; size]);
-            f.encode::<Lanes>(&values[..size], &mut row);
-            f.decode::<Lanes>(&row, &mut y);
+            scalar::encode(f.into(), &values[..size], &mut row);
+            scalar::decode(f.into(), &row, &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
-            f.decode_key::<Lanes>(&bytes[..f.row_bytes()], &mut y);
+            scalar::decode_key(f.into(), &bytes[..f.row_bytes()], &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
         }
     }

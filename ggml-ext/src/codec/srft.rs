@@ -390,6 +390,7 @@ fn encode_8<S: Simd>(x: &[f32], codes: &mut [u8]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::isa::scalar;
     use crate::lanes::Lanes;
     use crate::random::Noise;
     use proptest::prelude::*;
@@ -419,8 +420,8 @@ mod tests {
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
             for seed in 0..4000 {
                 let x = Noise::new(seed).row(128);
-                f.encode::<Lanes>(&x, &mut row);
-                f.decode::<Lanes>(&row, &mut y);
+                scalar::encode(f.into(), &x, &mut row);
+                scalar::decode(f.into(), &row, &mut y);
                 for (&x, &y) in x.iter().zip(&y) {
                     error += (x as f64 - y as f64).powi(2);
                     bias += (x as f64) * (y as f64 - x as f64);
@@ -512,8 +513,8 @@ mod tests {
         ) {
             let f = Srft::new(bits, size).unwrap();
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; size]);
-            f.encode::<Lanes>(&values[..size], &mut row);
-            f.decode::<Lanes>(&row, &mut y);
+            scalar::encode(f.into(), &values[..size], &mut row);
+            scalar::decode(f.into(), &row, &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
         }
 
@@ -525,7 +526,7 @@ mod tests {
         ) {
             let f = Srft::new(bits, size).unwrap();
             let mut y = vec![0.0; size];
-            f.decode::<Lanes>(&bytes[..f.row_bytes()], &mut y);
+            scalar::decode(f.into(), &bytes[..f.row_bytes()], &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
         }
 
@@ -540,8 +541,8 @@ mod tests {
             for (bits, bound) in [(8u32, 2e-4f32), (4, 0.02), (3, 0.08), (2, 0.35)] {
                 let f = Srft::new(bits, 128).unwrap();
                 let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
-                f.encode::<Lanes>(&x, &mut row);
-                f.decode::<Lanes>(&row, &mut y);
+                scalar::encode(f.into(), &x, &mut row);
+                scalar::decode(f.into(), &row, &mut y);
                 let error: f32 = x.iter().zip(&y).map(|(a, b)| (a - b) * (a - b)).sum();
                 // The smallest scale leaves that much of any row.
                 prop_assert!(error <= bound * norm + 1e-3, "{bits} bits: {}", error / norm);

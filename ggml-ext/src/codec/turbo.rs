@@ -259,8 +259,8 @@ mod tests {
     use super::super::qjl::mean_magnitude_squared;
     use super::super::qjl::tests::{dot, statistics, wild};
     use super::*;
+    use crate::isa::scalar;
     use crate::isa::tests::stepped;
-    use crate::lanes::Lanes;
     use crate::random::Noise;
     use crate::rotation;
     use crate::rotation::MAX_HEAD;
@@ -273,7 +273,7 @@ mod tests {
         (0..n).map(move |seed| {
             let x = Noise::new(seed + 1).row(f.size());
             let mut row = vec![0; f.row_bytes()];
-            f.encode::<Lanes>(&x, &mut row);
+            scalar::encode(f.into(), &x, &mut row);
             (x, row)
         })
     }
@@ -310,11 +310,11 @@ mod tests {
                 let error = |y: &[f32]| x.iter().zip(y).map(|(&a, &b)| f64::from(a - b).powi(2)).sum::<f64>();
                 let mut y = vec![0.0; 128];
                 power += dot(&x, &x);
-                f.decode::<Lanes>(&without, &mut y);
+                scalar::decode(f.into(), &without, &mut y);
                 first += error(&y);
-                f.decode::<Lanes>(&row, &mut y);
+                scalar::decode(f.into(), &row, &mut y);
                 whole += error(&y);
-                f.decode_key::<Lanes>(&row, &mut y);
+                scalar::decode_key(f.into(), &row, &mut y);
                 unbiased += error(&y);
                 residual += f64::from(load_f16(&row[2..])).powi(2) * 128.0;
             }
@@ -333,8 +333,8 @@ mod tests {
             let f = Turbo::new(bits, 128).unwrap();
             let (mut row, mut key) = (vec![0; f.row_bytes()], vec![0.0; 128]);
             let s = statistics(128, 100_000, 4, |q, k| {
-                f.encode::<Lanes>(k, &mut row);
-                f.decode_key::<Lanes>(&row, &mut key);
+                scalar::encode(f.into(), k, &mut row);
+                scalar::decode_key(f.into(), &row, &mut key);
                 dot(q, &key)
             });
             assert!(s.slope.0.abs() < 3.0 * s.slope.1, "{bits} bits: bias {:?}", s.slope);
@@ -364,9 +364,9 @@ mod tests {
                 }
                 pair += 1;
                 let (mut row, mut first) = (vec![0; f.row_bytes()], vec![0.0; 128]);
-                f.encode::<Lanes>(k, &mut row);
+                scalar::encode(f.into(), k, &mut row);
                 row[2..4].fill(0);
-                f.decode::<Lanes>(&row, &mut first);
+                scalar::decode(f.into(), &row, &mut first);
                 let residual: Vec<f32> = k.iter().zip(&first).map(|(a, b)| a - b).collect();
                 let signs: f64 = projection.chunks_exact(128).map(|p| dot(p, q) * dot(p, &residual).signum()).sum();
                 let norm = dot(&residual, &residual).sqrt();
@@ -431,10 +431,10 @@ mod tests {
         ) {
             let f = Turbo::new(bits, size).unwrap();
             let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; size]);
-            f.encode::<Lanes>(&values[..size], &mut row);
-            f.decode::<Lanes>(&row, &mut y);
+            scalar::encode(f.into(), &values[..size], &mut row);
+            scalar::decode(f.into(), &row, &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
-            f.decode_key::<Lanes>(&bytes[..f.row_bytes()], &mut y);
+            scalar::decode_key(f.into(), &bytes[..f.row_bytes()], &mut y);
             prop_assert!(y.iter().all(|v| v.is_finite()));
         }
 
@@ -449,8 +449,8 @@ mod tests {
             for (bits, bound) in [(4u32, 0.06f32), (3, 0.12)] {
                 let f = Turbo::new(bits, 128).unwrap();
                 let (mut row, mut y) = (vec![0; f.row_bytes()], vec![0.0; 128]);
-                f.encode::<Lanes>(&x, &mut row);
-                f.decode::<Lanes>(&row, &mut y);
+                scalar::encode(f.into(), &x, &mut row);
+                scalar::decode(f.into(), &row, &mut y);
                 let error: f32 = x.iter().zip(&y).map(|(a, b)| (a - b) * (a - b)).sum();
                 prop_assert!(error <= bound * norm, "{bits} bits: {}", error / norm);
             }

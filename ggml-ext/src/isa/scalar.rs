@@ -5,7 +5,7 @@ use crate::codec::delta::{Chain, Delta, RowKind};
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
 use crate::codec::polar::Polar;
-use crate::codec::RowFormat;
+use crate::codec::{Format, RowFormat};
 use crate::lanes::{exp_nonpositive, round_even, Lanes, Simd, LANES};
 use crate::rotation::{Rotation, MAX_HEAD};
 use half::{bf16, f16};
@@ -13,8 +13,8 @@ use half::{bf16, f16};
 /// The table.
 pub static KERNELS: Kernels = Kernels {
     name: "scalar",
-    encode: |f, x, row| f.encode::<Lanes>(x, row),
-    decode: |f, row, x| f.decode::<Lanes>(row, x),
+    encode,
+    decode,
     encode_key: |f, x, m, before, row| f.encode_key::<Lanes>(x, m, before, row),
     follow,
     frame_and_chain: frame_and_chain::<Lanes>,
@@ -38,6 +38,24 @@ pub static KERNELS: Kernels = Kernels {
     polar_tables: |f, q, out| f.tables(q, out),
     polar_scores,
 };
+
+/// Encodes a row by itself. A call, as are the two below: codecs are inlined where they are named, and are large.
+#[inline(never)]
+pub fn encode(f: Format, x: &[f32], row: &mut [u8]) {
+    f.encode::<Lanes>(x, row);
+}
+
+/// See [`RowFormat::decode`].
+#[inline(never)]
+pub fn decode(f: Format, row: &[u8], x: &mut [f32]) {
+    f.decode::<Lanes>(row, x);
+}
+
+/// See [`RowFormat::decode_key`].
+#[inline(never)]
+pub fn decode_key(f: Format, row: &[u8], x: &mut [f32]) {
+    f.decode_key::<Lanes>(row, x);
+}
 
 /// See [`Kernels::unpack`].
 ///

@@ -5,7 +5,6 @@ use crate::codec::delta::Delta;
 use crate::codec::plain::Blocks;
 use crate::codec::srft::Srft;
 use crate::codec::RowFormat;
-use crate::lanes::Lanes;
 use crate::random::Noise;
 use crate::rotation::HEAD_SIZES;
 use crate::table;
@@ -64,14 +63,14 @@ proptest! {
         let values = if plain { &gaussian } else { &values };
         for f in all_formats() {
             let (mut want, mut got) = (vec![0u8; f.row_bytes()], vec![0u8; f.row_bytes()]);
-            f.encode::<Lanes>(&values[..f.size()], &mut want);
+            scalar::encode(f, &values[..f.size()], &mut want);
             for k in others() {
                 // SAFETY: the table is available on this CPU.
                 unsafe { (k.encode)(f, &values[..f.size()], &mut got) };
                 prop_assert_eq!(&got, &want, "{} {:?}", k.name, f);
             }
             let (mut want_back, mut back) = (vec![0.0f32; f.size()], vec![0.0f32; f.size()]);
-            f.decode::<Lanes>(&want, &mut want_back);
+            scalar::decode(f, &want, &mut want_back);
             for k in others() {
                 // SAFETY: as above.
                 unsafe { (k.decode)(f, &want, &mut back) };
@@ -175,7 +174,7 @@ fn unpacks_alike(rows: LevelLayout, bytes: &[u8], row_bytes: usize) -> Result<()
 fn encoded(f: Srft, n: usize, noise: &mut Noise) -> Vec<u8> {
     let mut bytes = vec![0u8; n * f.row_bytes()];
     for row in bytes.chunks_exact_mut(f.row_bytes()) {
-        f.encode::<Lanes>(&noise.row(f.size()), row);
+        scalar::encode(f.into(), &noise.row(f.size()), row);
     }
     bytes
 }
@@ -350,7 +349,7 @@ fn weighing_keeps_the_cells_beside_a_sink() {
     let mut noise = Noise::new(16);
     let f = Srft::new(4, 64).unwrap();
     let mut bytes = encoded(f, CELLS, &mut noise);
-    f.encode::<Lanes>(&noise.row(64).iter().map(|x| x * 1e-4).collect::<Vec<_>>(), &mut bytes[..f.row_bytes()]);
+    scalar::encode(f.into(), &noise.row(64).iter().map(|x| x * 1e-4).collect::<Vec<_>>(), &mut bytes[..f.row_bytes()]);
     let mut weights = vec![1e-5f32; CELLS];
     weights[0] = 0.999;
     let mut want = [0.0f64; 64];
@@ -580,7 +579,7 @@ fn polar_formats() -> impl Iterator<Item = Polar> {
 fn encoded_rows(f: Format, n: usize, noise: &mut Noise) -> Vec<u8> {
     let mut bytes = vec![0u8; n * f.row_bytes()];
     for row in bytes.chunks_exact_mut(f.row_bytes()) {
-        f.encode::<Lanes>(&noise.row(f.size()), row);
+        scalar::encode(f, &noise.row(f.size()), row);
     }
     bytes
 }
