@@ -5,6 +5,10 @@
 #include "kv_cuda.h"
 #include "launch.cuh"
 
+// The kernel for a head size: common ones are template arguments, 0 stands for the others.
+#define KV_BY_SIZE(size, kernel)                                             \
+    ((size) == 64 ? kernel<64> : (size) == 128 ? kernel<128> : (size) == 256 ? kernel<256> : kernel<0>)
+
 namespace kv {
 
 using uint = unsigned;
@@ -55,7 +59,7 @@ struct attn_params {
     __half *        query_low;
     float *         query_scale; // [query row]: what those are multiplied by
     signed char *   query_planes; // of decode_bulk.cuh, instead of halves: [stream][block of rows][KV head][plane][row][value]
-    float2 *        metas;       // [result][chunk]: largest score, sum; null where the one chunk has been divided by its sum
+    float2 *        metas;       // [result][chunk]: largest score, sum
     float *         sums;        // [result][chunk][sum_width]; results by stream, token, head
 };
 
@@ -153,8 +157,6 @@ template <typename Kernel> static cudaError_t allow_shared(Kernel kernel, const 
 
 // Queries into K's domain, as halves.
 cudaError_t launch_queries(const attn_params & p, cudaStream_t stream);
-// Chunks to results: sinks, 1/sum, R^-1. Early: behind a kernel that lets it be launched before it ends.
-cudaError_t launch_merge(const attn_params & p, bool early, cudaStream_t stream);
 
 struct bulk_queries;
 

@@ -82,15 +82,14 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
     const uint size = SIZE ? SIZE : p.v_size, width = kv_width(p.v_kind, size), chunks = p.args.chunks;
     const uint lanes = width/4, parts = blockDim.x/lanes, part = threadIdx.x/lanes, value = threadIdx.x % lanes*4;
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32;
-    const float2 * metas = p.metas ? p.metas + (size_t) blockIdx.x*chunks : nullptr;
+    const float2 * metas = p.metas + (size_t) blockIdx.x*chunks;
     const float * sums = p.sums + (size_t) blockIdx.x*chunks*width + value;
     let_next_begin();
     if (warp == 0 && !kv_is_plain(p.v_kind)) {
         store_rotated_back<SIZE>(o, size, lane, nullptr, 0); // brings its code and tables near while there is nothing else to do
     }
     wait_for_previous(); // chunks are there
-    // The one chunk without a meta has been divided by its sum.
-    const auto meta_of = [&](uint c) { return c >= chunks ? make_float2(HIDDEN, 0.0f) : metas ? metas[c] : make_float2(0.0f, 1.0f); };
+    const auto meta_of = [&](uint c) { return c >= chunks ? make_float2(HIDDEN, 0.0f) : metas[c]; };
     float4 ahead[AHEAD];
     float top_of[AHEAD];
     // A chunk without a weight was perhaps not written, nor were values of precise rows beyond the head.
@@ -135,16 +134,15 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
 #pragma unroll
         for (uint n = 0; n < AHEAD; ++n) {
             const float weight = rescale(top_of[n], largest);
-            // ggml's results of a row that sees no cell are none.
-            const auto clean = [&](float y) { return metas || fabsf(y) <= FLT_MAX ? y : 0.0f; };
             if (weight != 0.0f) {
-                x.x = fmaf(weight, clean(ahead[n].x), x.x);
-                x.y = fmaf(weight, clean(ahead[n].y), x.y);
-                x.z = fmaf(weight, clean(ahead[n].z), x.z);
-                x.w = fmaf(weight, clean(ahead[n].w), x.w);
+                x.x = fmaf(weight, ahead[n].x, x.x);
+                x.y = fmaf(weight, ahead[n].y, x.y);
+                x.z = fmaf(weight, ahead[n].z, x.z);
+                x.w = fmaf(weight, ahead[n].w, x.w);
             }
         }
     }
+    __syncthreads(); // the first warp has read what is there, for nothing
     if (part < parts) {
         *(float4 *) (o + part*width + value) = x;
     }
@@ -188,9 +186,6 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
     kv_leave_domain(o, p.v_kind, size, lane);
     store_rotated_back<SIZE>(o, size, lane, result, p.args.out_size);
 }
-
-#define KV_BY_SIZE(size, kernel)                                             \
-    ((size) == 64 ? kernel<64> : (size) == 128 ? kernel<128> : (size) == 256 ? kernel<256> : kernel<0>)
 
 static size_t padded(size_t bytes) {
     return (bytes + 255)/256*256;
@@ -299,7 +294,8 @@ cudaError_t launch_queries(const attn_params & p, cudaStream_t stream) {
     return cudaGetLastError();
 }
 
-cudaError_t launch_merge(const attn_params & p, bool early, cudaStream_t stream) {
+// Chunks to results: sinks, 1/sum, R^-1. Early: behind a kernel that lets it be launched before it ends.
+static cudaError_t launch_merge(const attn_params & p, bool early, cudaStream_t stream) {
     // At least a thread for each four values of a result.
     const uint results = p.args.streams*p.args.tokens*p.args.heads, width = width_of(p.v_kind, p.v_size);
     const uint threads = p.args.chunks > 8 || width > MERGE_THREADS ? MERGE_THREADS : MERGE_THREADS/4;

@@ -4,7 +4,10 @@
 //     q' = R q                     floats                          kv_expand_queries
 //     k', v'                       [stream][KV head][cell][value]  kv_expand_rows, _4_bit, _groups
 //     precise rows of recent cells in place of theirs              kv_expand_columns
-//     o  = R^-1 o'                                                 kv_merge, of one chunk
+//     o  = R^-1 o'                                                 kv_expand_results
+
+// Nothing that is rotated here is stored: see kv_attention.cu.
+#define KV_ROOTS_BY_SINE
 
 #include "attention.cuh"
 #include "tile.cuh"
@@ -37,9 +40,21 @@ __device__ __forceinline__ __half half_of_value(float x) {
     return __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
 }
 
-__device__ __forceinline__ void store_four(__half * to, float a, float b, float c, float d) {
-    const __half2 first = __halves2half2(half_of_value(a), half_of_value(b)), second = __halves2half2(half_of_value(c), half_of_value(d));
-    *(uint2 *) to = make_uint2(*(const uint *) &first, *(const uint *) &second);
+// 2, 4 or 8 values.
+template <uint N> __device__ __forceinline__ void store_halves(__half * to, const float (&x)[N]) {
+    uint y[N/2];
+#pragma unroll
+    for (uint i = 0; i < N/2; ++i) {
+        const __half2 two = __halves2half2(half_of_value(x[2*i]), half_of_value(x[2*i + 1]));
+        y[i] = *(const uint *) &two;
+    }
+    if constexpr (N == 8) {
+        *(uint4 *) to = make_uint4(y[0], y[1], y[2], y[3]);
+    } else if constexpr (N == 4) {
+        *(uint2 *) to = make_uint2(y[0], y[1]);
+    } else {
+        *(uint *) to = y[0];
+    }
 }
 
 // A block takes 64 cells of a head, a thread four values at a time.
@@ -54,47 +69,76 @@ __global__ void __launch_bounds__(THREADS) kv_expand_rows(const expand_params p)
         const uint cell = first + n/lanes, i = n % lanes*4;
         float x[4], scale;
         four_of(rows + cell*p.nb[0], p.kind, p.size, i, levels, x, scale);
-        store_four(place_of(p, cell, head, stream, width) + i, x[0]*scale, x[1]*scale, x[2]*scale, x[3]*scale);
+        const float y[4] = { x[0]*scale, x[1]*scale, x[2]*scale, x[3]*scale };
+        store_halves(place_of(p, cell, head, stream, width) + i, y);
     }
 }
 
-// The same of rows of 4 bits that stand alone: a thread takes a word, four values of one scale and four of the next.
+// The same of codes of 2 or 3 bits at common sizes: a warp takes a row at a time.
+template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_expand_lanes(const expand_params p) {
+    constexpr uint N = SIZE/32;
+    __shared__ float levels[KV_LEVELS];
+    const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, head = blockIdx.y, stream = blockIdx.z, first = blockIdx.x*CELLS;
+    kv_row_levels(p.kind, threadIdx.x, levels);
+    __syncthreads();
+    const uint8_t * rows = p.rows + first*p.nb[0] + head*p.nb[1] + stream*p.nb[2];
+    const uint count = ::min(CELLS, p.cells - first);
+#pragma unroll 4
+    for (uint cell = warp; cell < count; cell += WARPS) {
+        float x[N];
+        row_values<SIZE, BITS>(rows + cell*p.nb[0], levels, lane, x);
+        store_halves(place_of(p, first + cell, head, stream, SIZE) + N*lane, x);
+    }
+}
+
+// The same of rows of 4 bits that stand alone: a thread takes two words, eight values of one scale and eight of the next.
 __global__ void __launch_bounds__(THREADS) kv_expand_4_bit(const expand_params p) {
     __shared__ uint pairs[256];
-    const uint size = p.size, words = size/8, head = blockIdx.y, stream = blockIdx.z, first = blockIdx.x*CELLS;
+    const uint size = p.size, parts = size/16, head = blockIdx.y, stream = blockIdx.z, first = blockIdx.x*CELLS;
     const uint8_t * rows = p.rows + head*p.nb[1] + stream*p.nb[2];
     fill_pairs(1.0f, threadIdx.x, pairs);
     __syncthreads();
     const bool whole = is_whole(rows + size/32) && p.nb[0] % 4 == 0;
-    const uint count = ::min(CELLS, p.cells - first)*words;
+    const uint count = ::min(CELLS, p.cells - first)*parts;
 #pragma unroll 4
     for (uint n = threadIdx.x; n < count; n += THREADS) {
-        const uint cell = first + n/words, word = n % words, c = word/8, j = word % 8*4;
+        const uint cell = first + n/parts, part = n % parts, c = part/4, j = part % 4*8;
         const uint8_t * row = rows + cell*p.nb[0];
-        const uint both = *(const uint16_t *) (row + 2*c), codes = word_at(row + size/32 + 4*word, whole);
-        const uint low = codes & 0x0f0f0f0f, high = codes >> 4 & 0x0f0f0f0f, l = low | low >> 4, h = high | high >> 4;
-        const uint found[4] = { pairs[l & 0xff], pairs[l >> 16 & 0xff], pairs[h & 0xff], pairs[h >> 16 & 0xff] };
-        uint x[4];
-#pragma unroll
-        for (uint i = 0; i < 4; ++i) {
-            const float scale = kv_srft_scale(both >> i/2*8)*kv_srft_unit(4);
-            const ::float2 two = __half22float2(*(const __half2 *) &found[i]);
-            const __half2 y = __floats2half2_rn(two.x*scale, two.y*scale);
-            x[i] = *(const uint *) &y;
-        }
+        const uint both = *(const uint16_t *) (row + 2*c);
+        const uint codes[2] = { word_at(row + size/32 + 8*part, whole), word_at(row + size/32 + 8*part + 4, whole) };
         __half * to = place_of(p, cell, head, stream, size) + 64*c + j;
-        *(uint2 *) to        = make_uint2(x[0], x[1]);
-        *(uint2 *) (to + 32) = make_uint2(x[2], x[3]);
+#pragma unroll
+        for (uint i = 0; i < 2; ++i) {
+            const float scale = kv_srft_scale(both >> 8*i)*kv_srft_unit(4);
+            uint x[4];
+#pragma unroll
+            for (uint n = 0; n < 2; ++n) {
+                const uint four = codes[n] >> 4*i & 0x0f0f0f0f, two = four | four >> 4;
+                const uint found[2] = { pairs[two & 0xff], pairs[two >> 16 & 0xff] };
+#pragma unroll
+                for (uint m = 0; m < 2; ++m) {
+                    const ::float2 levels = __half22float2(*(const __half2 *) &found[m]);
+                    const __half2 y = __floats2half2_rn(levels.x*scale, levels.y*scale);
+                    x[2*n + m] = *(const uint *) &y;
+                }
+            }
+            *(uint4 *) (to + 32*i) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
     }
 }
 
-// A warp takes a group of a head. Rows are asked for eight at a time, since each is a wait for memory.
-__global__ void __launch_bounds__(THREADS) kv_expand_groups(const expand_params p) {
-    constexpr uint AT_ONCE = 8;
+// A warp takes a group of a head, a lane N values at a time; SIZE 0: of any kind and size. Several rows are asked for at once, since each is
+// a wait for memory.
+template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_expand_groups(const expand_params p) {
+    constexpr uint N = SIZE ? SIZE/32 : 4, AT_ONCE = 32/N;
     __shared__ float levels[KV_LEVELS];
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, head = blockIdx.y, stream = blockIdx.z;
-    const uint first = (blockIdx.x*WARPS + warp)*KV_DELTA_CELLS, size = p.size;
-    fill_levels(p.kind, threadIdx.x, levels);
+    const uint first = (blockIdx.x*WARPS + warp)*KV_DELTA_CELLS, size = SIZE ? SIZE : p.size;
+    if (SIZE) {
+        kv_row_levels(p.kind, threadIdx.x, levels);
+    } else {
+        fill_levels(p.kind, threadIdx.x, levels);
+    }
     __syncthreads();
     if (first >= p.cells) {
         return;
@@ -108,34 +152,55 @@ __global__ void __launch_bounds__(THREADS) kv_expand_groups(const expand_params 
         chained |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_CHAINED) << 32*n;
         alone   |= (uint64_t) __ballot_sync(KV_ALL_LANES, kind == KV_DELTA_ALONE) << 32*n;
     }
-    for (uint i = 4*lane; i < size; i += 128) {
-        float m[4], u[4];
-        for (uint n = 0; n < 4; ++n) {
+    for (uint i = N*lane; i < size; i += 32*N) {
+        float m[N], u[N];
+        for (uint n = 0; n < N; ++n) {
             m[n] = kv_delta_frame(group, p.nb[0], p.kind, size, rows, i + n);
             u[n] = 0.0f;
         }
         for (uint t = 0; t < count; t += AT_ONCE) {
-            float x[AT_ONCE][4], scale[AT_ONCE];
+            float d[AT_ONCE][N];
 #pragma unroll
             for (uint n = 0; n < AT_ONCE; ++n) {
-                four_of(group + ::min(t + n, count - 1)*p.nb[0], p.kind, size, i, levels, x[n], scale[n]);
+                const uint8_t * row = group + ::min(t + n, count - 1)*p.nb[0];
+                if constexpr (SIZE != 0) {
+                    row_values<SIZE, BITS>(row, levels, lane, d[n]);
+                } else {
+                    float scale;
+                    four_of(row, p.kind, size, i, levels, d[n], scale);
+                    for (uint j = 0; j < N; ++j) {
+                        d[n][j] *= scale;
+                    }
+                }
             }
 #pragma unroll
             for (uint n = 0; n < AT_ONCE; ++n) {
                 const uint row = t + n;
                 const bool follows = row > 0 && (chained >> row & 1) != 0 && (written >> (row - 1) & 1) != 0;
                 const bool by_itself = (alone >> row & 1) != 0, there = (written >> row & 1) != 0;
-                float y[4];
+                float y[N];
 #pragma unroll
-                for (uint j = 0; j < 4; ++j) {
-                    const float d = x[n][j]*scale[n];
-                    u[j] = follows ? fmaf(u[j], KV_DELTA_RHO, d) : by_itself ? d - m[j] : d;
+                for (uint j = 0; j < N; ++j) {
+                    u[j] = follows ? fmaf(u[j], KV_DELTA_RHO, d[n][j]) : by_itself ? d[n][j] - m[j] : d[n][j];
                     y[j] = there ? m[j] + u[j] : 0.0f;
                 }
                 if (row < count) {
-                    store_four(place_of(p, first + row, head, stream, size) + i, y[0], y[1], y[2], y[3]);
+                    store_halves(place_of(p, first + row, head, stream, size) + i, y);
                 }
             }
+        }
+    }
+}
+
+// R^-1 y, the first `count` values of it.
+__device__ __forceinline__ void rotate_back(const float * y, uint size, uint lane, float * to, uint count) {
+    vec2 z[KV_ROTATION_VALUES];
+    kv_rotate_back(y, size, KV_SIGNS_ROTATION, lane, z);
+    __syncwarp();
+    const uint first = kv_rotated_first(size, lane);
+    for (uint i = 0; i < 2*kv_rotation_values(size); ++i) {
+        if (lane < kv_rotation_lanes(size) && first + i < count) {
+            to[first + i] = z[i/2][i % 2];
         }
     }
 }
@@ -155,13 +220,7 @@ __global__ void __launch_bounds__(THREADS) kv_expand_columns(const expand_params
     kv_row_decode(p.rows + column*p.nb[0] + head*p.nb[1] + stream*p.nb[2], p.kind, size, levels, lane, y);
     __syncwarp();
     if (kv_is_rotated(p.kind) && !kv_is_rotated(p.to_kind)) {
-        vec2 z[KV_ROTATION_VALUES];
-        kv_rotate_back(y, size, KV_SIGNS_ROTATION, lane, z);
-        __syncwarp();
-        const uint first = kv_rotated_first(size, lane);
-        for (uint i = 0; i < 2*kv_rotation_values(size) && lane < kv_rotation_lanes(size); ++i) {
-            y[first + i] = z[i/2][i % 2];
-        }
+        rotate_back(y, size, lane, y, size);
         __syncwarp();
     } else if (!kv_is_rotated(p.kind) && kv_is_rotated(p.to_kind)) {
         kv_rotate_from(y, size, KV_SIGNS_ROTATION, 1.0f, lane, y);
@@ -198,6 +257,32 @@ template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_querie
     }
 }
 
+// A warp for a result of ggml's attention.
+template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_results(const attn_params p) {
+    extern __shared__ float memory[];
+    const uint size = SIZE ? SIZE : p.v_size, width = kv_width(p.v_kind, size), lane = threadIdx.x % 32;
+    const uint row = blockIdx.x*WARPS + threadIdx.x/32; // by stream, token, head
+    if (row >= p.args.streams*p.args.heads*p.args.tokens) {
+        return;
+    }
+    const uint head = row % p.args.heads, token = row/p.args.heads % p.args.tokens, stream = row/p.args.heads/p.args.tokens;
+    float * result = (float *) (p.dst + head*p.args.dst_nb[0] + token*p.args.dst_nb[1] + stream*p.args.dst_nb[2]);
+    float * o = memory + threadIdx.x/32*width;
+    for (uint i = lane; i < width; i += 32) {
+        const float x = p.sums[(size_t) row*width + i];
+        o[i] = fabsf(x) <= FLT_MAX ? x : 0.0f; // a row that sees no cell is zero; ggml's is none
+    }
+    __syncwarp();
+    if (kv_is_plain(p.v_kind)) {
+        for (uint i = lane; i < p.args.out_size; i += 32) {
+            result[i] = o[i];
+        }
+        return;
+    }
+    kv_leave_domain(o, p.v_kind, size, lane);
+    rotate_back(o, size, lane, result, p.args.out_size);
+}
+
 uint divided(uint a, uint b) {
     return (a + b - 1)/b;
 }
@@ -208,7 +293,11 @@ void set_strides(uint64_t (&to)[3], const uint64_t (&from)[3]) {
     }
 }
 
-cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaStream_t stream) {
+// The kernel for rows of so many bits at a common size.
+#define KV_OF_BITS(size, kernel, bits, other) \
+    ((size) == 64 ? kernel<64, bits> : (size) == 128 ? kernel<128, bits> : (size) == 256 ? kernel<256, bits> : other)
+
+static cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaStream_t stream) {
     const kv_attn_args & args = op.args;
     expand_params p = {};
     p.rows      = (const uint8_t *) (values ? op.v : op.k);
@@ -220,12 +309,20 @@ cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaS
     p.to        = to;
     p.to_cells  = args.cells;
     set_strides(p.nb, values ? args.v_nb : args.k_nb);
+    const dim3 by_cells(divided(args.cells, CELLS), args.kv_heads, args.kv_streams);
     if (KV_KIND_IS_DELTA(p.kind)) {
-        kv_expand_groups<<<dim3(divided(args.cells, WARPS*KV_DELTA_CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
+        const auto any = kv_expand_groups<0, 0>;
+        const auto kernel = p.kind == KV_KIND_DELTA4   ? KV_OF_BITS(p.size, kv_expand_groups, 4, any)
+                            : p.kind == KV_KIND_DELTA3 ? KV_OF_BITS(p.size, kv_expand_groups, 3, any)
+                                                       : any;
+        kernel<<<dim3(divided(args.cells, WARPS*KV_DELTA_CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
     } else if (p.kind == KV_KIND_SRFT4 && p.size % 64 == 0) {
-        kv_expand_4_bit<<<dim3(divided(args.cells, CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
+        kv_expand_4_bit<<<by_cells, THREADS, 0, stream>>>(p);
     } else {
-        kv_expand_rows<<<dim3(divided(args.cells, CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
+        const auto kernel = p.kind == KV_KIND_SRFT3   ? KV_OF_BITS(p.size, kv_expand_lanes, 3, kv_expand_rows)
+                            : p.kind == KV_KIND_SRFT2 ? KV_OF_BITS(p.size, kv_expand_lanes, 2, kv_expand_rows)
+                                                      : kv_expand_rows;
+        kernel<<<by_cells, THREADS, 0, stream>>>(p);
     }
     p.to_kind       = p.kind;
     p.columns       = (const uint8_t *) op.columns;
@@ -266,7 +363,7 @@ cudaError_t kv_cuda_expand(const kv_cuda_attention & op, float * queries, void *
     p.k_size = op.k_size;
     p.q      = (const uint8_t *) op.q;
     const unsigned rows = op.args.streams*op.args.heads*op.args.tokens;
-    const auto kernel = op.k_size == 64 ? kv::kv_expand_queries<64> : op.k_size == 128 ? kv::kv_expand_queries<128> : op.k_size == 256 ? kv::kv_expand_queries<256> : kv::kv_expand_queries<0>;
+    const auto kernel = KV_BY_SIZE(op.k_size, kv::kv_expand_queries);
     kernel<<<kv::divided(rows, kv::WARPS), kv::THREADS, sizeof(float)*kv::WARPS*KV_WIDTH(op.k_kind, op.k_size), stream>>>(p, queries);
     cudaError_t err = cudaGetLastError();
     err = err == cudaSuccess ? kv::expand(op, false, (__half *) keys, stream) : err;
@@ -280,6 +377,8 @@ cudaError_t kv_cuda_leave_domain(const kv_cuda_attention & op, const float * res
     p.v_size = op.v_size;
     p.dst    = (uint8_t *) op.dst;
     p.sums   = (float *) results;
-    p.args.chunks = p.args.main_chunks = 1;
-    return kv::launch_merge(p, false, stream);
+    const unsigned rows = op.args.streams*op.args.heads*op.args.tokens;
+    const auto kernel = KV_BY_SIZE(op.v_size, kv::kv_expand_results);
+    kernel<<<kv::divided(rows, kv::WARPS), kv::THREADS, sizeof(float)*kv::WARPS*KV_WIDTH(op.v_kind, op.v_size), stream>>>(p);
+    return cudaGetLastError();
 }

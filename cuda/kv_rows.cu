@@ -161,10 +161,6 @@ static rows_params params_of(const kv_cuda_rows & op) {
     return { op.args, op.kind, op.size, op.float_kind, op.index_bytes, (const uint8_t *) op.from, (const uint8_t *) op.index, (uint8_t *) op.to };
 }
 
-// The instance for a head size.
-#define KV_BY_SIZE(size, kernel)                                             \
-    ((size) == 64 ? kernel<64> : (size) == 128 ? kernel<128> : (size) == 256 ? kernel<256> : kernel<0>)
-
 template <write_of OF> static auto write_kernel(uint size) {
     return size == 64 ? kv_write<64, OF> : size == 128 ? kv_write<128, OF> : size == 256 ? kv_write<256, OF> : kv_write<0, OF>;
 }

@@ -12,6 +12,8 @@
 
 #include "codec.cuh"
 
+#include <type_traits>
+
 namespace kv {
 
 using uint = unsigned;
@@ -131,6 +133,25 @@ template <uint POWER> static __device__ __forceinline__ uint halves_of_scales(ui
     const uint x = ((two + (two & 0x00800080)) << 7) + BIAS*0x10001; // signs are a bit further up
     const __half2 magnitude = __habs2(*(const __half2 *) &x), none = __half2half2(__ushort_as_half(BIAS));
     return x & __hne2_mask(magnitude, none);
+}
+
+// Values lane*N and behind it of a row of 4, 3 or 2 bits, by its table of levels.
+template <uint SIZE, uint BITS, uint N> static __device__ __forceinline__ void row_values(const uint8_t * row, const float * levels, uint lane, float (&d)[N]) {
+    constexpr uint STEP = BITS == 4 ? 32 : 16; // values that share a byte are so far apart
+    typedef typename std::conditional<N == 2, uint16_t, uint>::type word;
+    const uint at = lane*N % 64;
+    const uint8_t * codes = row + kv_srft_scale_bytes(BITS, SIZE) + lane*N/64*(64*BITS/8);
+    const float scale = kv_srft_scale(row[lane*N/32])*kv_srft_unit(BITS);
+    const uint high = BITS == 3 ? (uint) codes[16 + at/8] >> at % 8 : 0;
+    word words[N < 4 ? 1 : N/4];
+    for (uint i = 0; i < sizeof(words)/sizeof(word); ++i) {
+        words[i] = ((const word *) (codes + at % STEP))[i];
+    }
+    for (uint i = 0; i < N; ++i) {
+        const uint byte = words[i/sizeof(word)] >> 8*(i % sizeof(word)) & 255;
+        const uint code = BITS == 4 ? byte >> at/STEP*4 & 15 : (byte >> at/STEP*2 & 3) | (high >> i & 1) << 2;
+        d[i] = levels[code]*scale;
+    }
 }
 
 }  // namespace kv

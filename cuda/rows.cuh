@@ -85,73 +85,114 @@ __device__ __forceinline__ uint nearest_place(float y) {
     return (uint) (::min(::max(__float2int_ru(2.0f*y), -256), 255) + 256);
 }
 
-// kv_srft_encode for values in registers, `lane*N` and behind it; also what they decode to. `codes` is the warp's.
-template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row(
-        const float (&x)[N], uint lane, const nearest_table & table, uint8_t * codes, uint8_t * row, float (&decoded)[N]) {
-    constexpr uint GROUP = 32, LANES = GROUP/N, MOST = 8;
+// Values of a row in registers: lane has N, `lane*N` and behind it. Those of a group of 32 are in 32/N lanes.
+template <uint N> __device__ __forceinline__ float largest_of_group(const float (&x)[N]) {
     float top = x[0], bottom = x[0];
     for (uint i = 1; i < N; ++i) {
         top = fmaxf(top, x[i]);
         bottom = fminf(bottom, x[i]);
     }
-    for (uint n = 1; n < LANES; n *= 2) {
+    for (uint n = 1; n < 32/N; n *= 2) {
         top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, n));
         bottom = fminf(bottom, __shfl_xor_sync(KV_ALL_LANES, bottom, n));
     }
-    const float largest = -bottom > top ? bottom : top;
+    return -bottom > top ? bottom : top;
+}
+
+// The code of a group's scale, and by how much it makes the squared error less than the group's energy.
+struct scale_choice {
+    uint  code;
+    float gain;
+};
+
+constexpr uint MOST_TRIES = 8; // scales for each group
+
+// The best of COUNT of the scales that are tried, from number `first` on.
+template <uint BITS, uint COUNT, uint N> __device__ __forceinline__ scale_choice best_scale(const float (&x)[N], float largest, uint first, const nearest_table & table) {
     const uint tries = kv_srft_tries(BITS);
-    float xq[MOST], qq[MOST], scale[MOST];
-    uint code[MOST];
+    float xq[COUNT], qq[COUNT], scale[COUNT];
+    uint code[COUNT];
 #pragma unroll
-    for (uint n = 0; n < MOST; ++n) {
-        xq[n] = qq[n] = scale[n] = 0.0f;
-        code[n] = 0;
+    for (uint c = 0; c < COUNT; ++c) {
+        const uint n = first + c;
+        xq[c] = qq[c] = scale[c] = 0.0f;
+        code[c] = 0;
         if (n < 2*tries) {
             const bool last = n >= tries;
-            code[n]  = kv_srft_try(largest, BITS, last, last ? n - tries : n);
-            scale[n] = kv_srft_scale(code[n])/KV_SRFT_UNIT;
-            const float inverse = 1.0f/scale[n];
+            code[c]  = kv_srft_try(largest, BITS, last, last ? n - tries : n);
+            scale[c] = kv_srft_scale(code[c])/KV_SRFT_UNIT;
+            const float inverse = 1.0f/scale[c];
             for (uint i = 0; i < N; ++i) {
                 const float q = table.level[nearest_place(x[i]*inverse)];
-                xq[n] = fmaf(x[i], q, xq[n]);
-                qq[n] = fmaf(q, q, qq[n]);
+                xq[c] = fmaf(x[i], q, xq[c]);
+                qq[c] = fmaf(q, q, qq[c]);
             }
         }
     }
-    for (uint m = 1; m < LANES; m *= 2) {
+    for (uint m = 1; m < 32/N; m *= 2) {
 #pragma unroll
-        for (uint n = 0; n < MOST; ++n) {
-            if (n < 2*tries) {
-                xq[n] += __shfl_xor_sync(KV_ALL_LANES, xq[n], m);
-                qq[n] += __shfl_xor_sync(KV_ALL_LANES, qq[n], m);
+        for (uint c = 0; c < COUNT; ++c) {
+            if (first + c < 2*tries) {
+                xq[c] += __shfl_xor_sync(KV_ALL_LANES, xq[c], m);
+                qq[c] += __shfl_xor_sync(KV_ALL_LANES, qq[c], m);
             }
         }
     }
-    // The squared error is sum(x^2) - gain.
-    uint best = 0;
-    float gain = 0.0f, unit = 0.0f;
+    scale_choice res = { 0, 0.0f };
 #pragma unroll
-    for (uint n = 0; n < MOST; ++n) {
-        const float g = scale[n]*(2.0f*xq[n] - scale[n]*qq[n]);
-        best = g > gain ? code[n] : best;
-        unit = g > gain ? scale[n] : unit;
-        gain = g > gain ? g : gain;
+    for (uint c = 0; c < COUNT; ++c) {
+        const float gain = scale[c]*(2.0f*xq[c] - scale[c]*qq[c]);
+        res.code = gain > res.gain ? code[c] : res.code;
+        res.gain = gain > res.gain ? gain : res.gain;
     }
-    const float inverse = best == 0 ? 0.0f : 1.0f/unit, kappa = kv_srft_unit(BITS)*KV_SRFT_UNIT;
+    return res;
+}
+
+// A row's bytes by the codes of its scales, and what its values decode to. `codes` is the warp's; `stores`: or does another warp?
+template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void code_row(
+        const float (&x)[N], uint scale_code, uint lane, bool stores, const nearest_table & table, uint8_t * codes, uint8_t * row, float (&decoded)[N]) {
+    const bool zero = scale_code == 0;
+    const float unit = kv_srft_scale(scale_code)/KV_SRFT_UNIT, inverse = zero ? 0.0f : 1.0f/unit, kappa = kv_srft_unit(BITS)*KV_SRFT_UNIT;
+    uint places[N];
     for (uint i = 0; i < N; ++i) {
-        const uint at = nearest_place(x[i]*inverse);
-        codes[lane*N + i] = best == 0 ? (uint8_t) 0 : table.code[at];
-        decoded[i] = table.level[at]*unit*kappa;
+        places[i] = nearest_place(x[i]*inverse);
+        decoded[i] = table.level[places[i]]*unit*kappa;
     }
-    if (lane % LANES == 0) {
-        row[lane/LANES] = (uint8_t) best;
+    if (!stores) {
+        return;
     }
-    __syncwarp();
+    if (lane % (32/N) == 0) {
+        row[lane*N/32] = (uint8_t) scale_code;
+    }
     uint8_t * body = row + kv_srft_scale_bytes(BITS, SIZE);
-    for (uint b = lane; b < SIZE*BITS/8; b += 32) {
-        body[b] = kv_srft_packed(codes, BITS, SIZE, b);
+    if constexpr (BITS == 4) {
+        // A byte has a value of one group and one of the next, which 32/N lanes further has.
+        const bool first = (lane*N & 32) == 0;
+#pragma unroll
+        for (uint i = 0; i < N; i += 2) {
+            const uint two = zero ? 0 : table.code[places[i]] | table.code[places[i + 1]] << 8;
+            const uint both = two | __shfl_xor_sync(KV_ALL_LANES, two, 32/N) << 4;
+            if (first) {
+                *(uint16_t *) (body + lane*N/64*32 + lane*N % 64 + i) = (uint16_t) both;
+            }
+        }
+    } else {
+        for (uint i = 0; i < N; ++i) {
+            codes[lane*N + i] = zero ? (uint8_t) 0 : table.code[places[i]];
+        }
+        __syncwarp();
+        for (uint b = lane; b < SIZE*BITS/8; b += 32) {
+            body[b] = kv_srft_packed(codes, BITS, SIZE, b);
+        }
+        __syncwarp();
     }
-    __syncwarp();
+}
+
+// kv_srft_encode by one warp.
+template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row(
+        const float (&x)[N], uint lane, const nearest_table & table, uint8_t * codes, uint8_t * row) {
+    float decoded[N];
+    code_row<SIZE, BITS>(x, best_scale<BITS, MOST_TRIES>(x, largest_of_group(x), 0, table).code, lane, true, table, codes, row, decoded);
 }
 
 // The first warps of a block wait for each other.
@@ -209,18 +250,18 @@ template <uint SIZE, bool SRFT, uint WARPS> __device__ __forceinline__ void writ
             if (in_lanes) {
                 kv_rotate_from(y, size, KV_SIGNS_ROTATION, 1.0f, lane, y);
                 __syncwarp();
-                float x[N], decoded[N];
+                float x[N];
                 for (uint i = 0; i < N; ++i) {
                     x[i] = y[lane*N + i];
                 }
                 __syncwarp();
                 uint8_t * codes = (uint8_t *) y;
                 if (kind == KV_KIND_SRFT4) {
-                    encode_row<SIZE, 4>(x, lane, nearest, codes, row, decoded);
+                    encode_row<SIZE, 4>(x, lane, nearest, codes, row);
                 } else if (kind == KV_KIND_SRFT3) {
-                    encode_row<SIZE, 3>(x, lane, nearest, codes, row, decoded);
+                    encode_row<SIZE, 3>(x, lane, nearest, codes, row);
                 } else {
-                    encode_row<SIZE, 2>(x, lane, nearest, codes, row, decoded);
+                    encode_row<SIZE, 2>(x, lane, nearest, codes, row);
                 }
                 continue;
             }

@@ -1,12 +1,11 @@
 // Cells that are coded together (delta, bands): a row depends on the rows of its group that were written before it, and on nothing
-// else. So a block takes the rows of the op that fall into one group of one head: its warps rotate them, and one warp codes
+// else. So a block takes the rows of the op that fall into one group of one head: its warps rotate them, and code
 // them in their order. Row numbers are on the device: each row of the op has a block, and the one whose row is the first of
 // its group does the work.
 #pragma once
 
+#include "levels.cuh"
 #include "rows.cuh"
-
-#include <type_traits>
 
 namespace kv {
 namespace {
@@ -73,10 +72,10 @@ struct group_writer {
         }
     }
 
-    // Row t is of this kind from now on.
-    __device__ __forceinline__ void set_kind(uint t, uint kind, uint lane) {
+    // Row t is of this kind from now on; `stores`: or does another warp write it?
+    __device__ __forceinline__ void set_kind(uint t, uint kind, uint lane, bool stores = true) {
         for (uint n = 0; n < 2; ++n) {
-            if (lane + 32*n == t) {
+            if (stores && lane + 32*n == t) {
                 slots[n] = (slots[n] & ~KV_DELTA_KIND) | kind;
                 *slot_of(t) = (uint16_t) slots[n];
             }
@@ -111,25 +110,6 @@ static __device__ void writer_go_to(group_writer & w, uint kind, uint size, uint
         writer_step(w, kind, size, row, w.group + row*w.step, m, levels, lane, u);
     }
     w.at = (int) t;
-}
-
-// What lane's N values of a row of differences are.
-template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void row_values(const uint8_t * row, const float * levels, uint lane, float (&d)[N]) {
-    constexpr uint STEP = BITS == 4 ? 32 : 16; // values that share a byte are so far apart
-    typedef typename std::conditional<N == 2, uint16_t, uint>::type word;
-    const uint at = lane*N % 64;
-    const uint8_t * codes = row + kv_srft_scale_bytes(BITS, SIZE) + lane*N/64*(64*BITS/8);
-    const float scale = kv_srft_scale(row[lane*N/32])*kv_srft_unit(BITS);
-    const uint high = BITS == 3 ? (uint) codes[16 + at/8] >> at % 8 : 0;
-    word words[N < 4 ? 1 : N/4];
-    for (uint i = 0; i < sizeof(words)/sizeof(word); ++i) {
-        words[i] = ((const word *) (codes + at % STEP))[i];
-    }
-    for (uint i = 0; i < N; ++i) {
-        const uint byte = words[i/sizeof(word)] >> 8*(i % sizeof(word)) & 255;
-        const uint code = BITS == 4 ? byte >> at/STEP*4 & 15 : (byte >> at/STEP*2 & 3) | (high >> i & 1) << 2;
-        d[i] = levels[code]*scale;
-    }
 }
 
 // Of rows further back nothing is left in a deviation: RHO^48 is 4e-8.
@@ -258,13 +238,33 @@ struct group_memory {
     float         levels[KV_LEVELS];
     uint          cells[32];
     bool          zero[32];
+    scale_choice  choices[2][ROW_WARPS][256/32]; // of each warp, for each group; of two rows in turns
     uint8_t       codes[KV_LARGEST_SIZE];
     uint8_t       line[KV_LARGEST_SIZE + 128];
 };
 
-// writer_encode with the I-frame and the deviation in registers; the latter becomes that of row t.
+// A row's bytes and what they decode to, by all warps: each tries some of the scales, and the first one stores. `turn` changes from
+// row to row, so that the warps meet once for each.
+template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row_together(
+        const float (&x)[N], uint warp, uint lane, uint turn, group_memory & memory, uint8_t * row, float (&decoded)[N]) {
+    constexpr uint TRIES = MOST_TRIES/ROW_WARPS, LANES = 32/N;
+    const scale_choice mine = best_scale<BITS, TRIES>(x, largest_of_group(x), warp*TRIES, memory.nearest);
+    if (lane % LANES == 0) {
+        memory.choices[turn][warp][lane/LANES] = mine;
+    }
+    sync_warps<ROW_WARPS>();
+    scale_choice best = { 0, 0.0f };
+    for (uint n = 0; n < ROW_WARPS; ++n) {
+        const scale_choice other = memory.choices[turn][n][lane/LANES];
+        best = other.gain > best.gain ? other : best;
+    }
+    code_row<SIZE, BITS>(x, best.code, lane, warp == 0, memory.nearest, memory.codes, row, decoded);
+}
+
+// writer_encode by all warps, with the I-frame and the deviation in registers; the latter becomes that of row t.
 template <uint SIZE, uint N> __device__ __forceinline__ void writer_encode_lanes(
-        group_writer & w, uint kind, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint lane, group_memory & memory) {
+        group_writer & w, uint kind, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint warp, uint lane, uint turn,
+        group_memory & memory) {
     float x[N], alone = 0.0f, restart = 0.0f, chained = 0.0f;
     for (uint i = 0; i < N; ++i) {
         x[i] = key[lane*N + i];
@@ -282,11 +282,11 @@ template <uint SIZE, uint N> __device__ __forceinline__ void writer_encode_lanes
     float d[N];
     uint8_t * row = w.group + t*w.step;
     if (kind == KV_KIND_DELTA4) {
-        encode_row<SIZE, 4>(x, lane, memory.nearest, memory.codes, row, d);
+        encode_row_together<SIZE, 4>(x, warp, lane, turn, memory, row, d);
     } else {
-        encode_row<SIZE, 3>(x, lane, memory.nearest, memory.codes, row, d);
+        encode_row_together<SIZE, 3>(x, warp, lane, turn, memory, row, d);
     }
-    w.set_kind(t, row_kind, lane);
+    w.set_kind(t, row_kind, lane, warp == 0);
     for (uint i = 0; i < N; ++i) {
         u[i] = row_kind == KV_DELTA_CHAINED ? fmaf(u[i], KV_DELTA_RHO, d[i]) : row_kind == KV_DELTA_ALONE ? d[i] - m[i] : d[i];
     }
@@ -345,11 +345,21 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
         __syncwarp();
     }
     constexpr uint N = SIZE == 64 ? 2 : SIZE == 128 ? 4 : 8;
-    float mr[N], ur[N]; // of the lane: what m and u are otherwise
-    for (uint i = 0; i < N; ++i) {
-        mr[i] = IN_LANES && warp == 0 ? m[lane*N + i] : 0.0f;
-        ur[i] = 0.0f;
+    float mr[N], ur[N]; // of the lane, the same in all warps: what m and u are otherwise
+    const auto from_memory = [&](const float * from, float (&to)[N]) {
+        for (uint i = 0; i < N && IN_LANES; ++i) {
+            to[i] = from[lane*N + i];
+        }
+    };
+    const auto to_memory = [&](const float (&from)[N], float * to) {
+        for (uint i = 0; i < N && IN_LANES; ++i) {
+            to[lane*N + i] = from[i];
+        }
+    };
+    if (IN_LANES) {
+        sync_warps<ROW_WARPS>();
     }
+    from_memory(m, mr);
 
     // Mostly the op's first row of the group follows one that is written.
     const uint before = mine.cell - 1;
@@ -360,10 +370,16 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
             } else {
                 chained_deviation<SIZE, 3>(w, before, levels, mr, warp, lane, u, ur);
             }
+            if (warp == 0) {
+                to_memory(ur, spare);
+            }
+            sync_warps<ROW_WARPS>();
+            from_memory(spare, ur);
             w.at = (int) before;
         }
     }
 
+    uint turn = 0;
     for (uint base = own; base < units; base += 32*stride) {
         uint cell = 0;
         bool same = false;
@@ -398,7 +414,7 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
                 }
             }
             sync_warps<ROW_WARPS>();
-            for (uint k = 0; k < count && warp == 0; ++k) {
+            for (uint k = 0; k < count && (IN_LANES || warp == 0); ++k) {
                 const uint t = own_memory.cells[k];
                 const float * key = keys + k*size;
                 // A key of zeros leaves an empty cell alone: it reads as zeros already.
@@ -406,33 +422,41 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
                     continue;
                 }
                 if (!framed) {
-                    writer_found(w, size, key, lane, m);
-                    framed = true;
-                    for (uint i = 0; i < N && IN_LANES; ++i) {
-                        mr[i] = m[lane*N + i];
+                    if (warp == 0) {
+                        writer_found(w, size, key, lane, m);
                     }
+                    framed = true;
+                    w.at = -1;
+                    if (IN_LANES) {
+                        sync_warps<ROW_WARPS>();
+                    }
+                    from_memory(m, mr);
                 }
                 // The row behind, if it is chained to what is overwritten, is kept as the key that it stands for.
                 const bool has_before = t > 0 && w.is_written(t - 1);
                 const bool has_after = t + 1 < w.rows && (w.chained >> (t + 1) & 1) != 0;
                 if (has_after || (has_before && w.at != (int) t - 1)) {
-                    for (uint i = 0; i < N && IN_LANES; ++i) {
-                        u[lane*N + i] = ur[i];
+                    if (IN_LANES) {
+                        sync_warps<ROW_WARPS>(); // others may still read what is written here
+                    }
+                    if (warp == 0) {
+                        to_memory(ur, u);
                     }
                     __syncwarp();
-                    if (has_after) {
+                    if (has_after && warp == 0) {
                         writer_go_to(w, kind, size, t + 1, m, levels, lane, u);
                         for (uint i = lane; i < size; i += 32) {
                             spare[i] = m[i] + u[i];
                         }
                     }
-                    if (has_before) {
+                    if (has_before && warp == 0) {
                         writer_go_to(w, kind, size, t - 1, m, levels, lane, u);
                     }
                     __syncwarp();
-                    for (uint i = 0; i < N && IN_LANES; ++i) {
-                        ur[i] = u[lane*N + i];
+                    if (IN_LANES) {
+                        sync_warps<ROW_WARPS>();
                     }
+                    from_memory(u, ur);
                 }
                 if constexpr (!IN_LANES) {
                     writer_encode(w, kind, size, t, key, m, u, has_before, levels, lane, work, own_memory.line);
@@ -443,14 +467,16 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
                         writer_encode(w, kind, size, t + 1, spare, m, u, false, levels, lane, work, own_memory.line);
                     }
                 } else {
-                    writer_encode_lanes<SIZE>(w, kind, t, key, mr, ur, has_before, lane, own_memory);
+                    writer_encode_lanes<SIZE>(w, kind, t, key, mr, ur, has_before, warp, lane, turn, own_memory);
+                    turn ^= 1;
                     w.at = (int) t;
                     if (has_after) {
                         float other[N];
                         for (uint i = 0; i < N; ++i) {
                             other[i] = ur[i];
                         }
-                        writer_encode_lanes<SIZE>(w, kind, t + 1, spare, mr, other, false, lane, own_memory);
+                        writer_encode_lanes<SIZE>(w, kind, t + 1, spare, mr, other, false, warp, lane, turn, own_memory);
+                        turn ^= 1;
                     }
                 }
             }
