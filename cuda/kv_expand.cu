@@ -2,7 +2,7 @@
 // kv_decode.cu does not know. What they take is memory for the halves of one layer.
 //
 //     q' = R q                     floats                          kv_expand_queries
-//     k', v'                       [stream][KV head][cell][value]  kv_expand_rows, _4_bit, _groups
+//     k', v'                       [stream][KV head][cell][value]  kv_expand_rows, _lanes, _4_bit, _groups
 //     precise rows of recent cells in place of theirs              kv_expand_columns
 //     o  = R^-1 o'                                                 kv_expand_results
 
@@ -293,11 +293,11 @@ void set_strides(uint64_t (&to)[3], const uint64_t (&from)[3]) {
     }
 }
 
-// The kernel for rows of so many bits at a common size.
+// The kernel for rows of so many bits at a common size, which are read by words.
 #define KV_OF_BITS(size, kernel, bits, other) \
-    ((size) == 64 ? kernel<64, bits> : (size) == 128 ? kernel<128, bits> : (size) == 256 ? kernel<256, bits> : other)
+    (!words ? other : (size) == 64 ? kernel<64, bits> : (size) == 128 ? kernel<128, bits> : (size) == 256 ? kernel<256, bits> : other)
 
-static cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaStream_t stream) {
+cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaStream_t stream) {
     const kv_attn_args & args = op.args;
     expand_params p = {};
     p.rows      = (const uint8_t *) (values ? op.v : op.k);
@@ -309,6 +309,8 @@ static cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to
     p.to        = to;
     p.to_cells  = args.cells;
     set_strides(p.nb, values ? args.v_nb : args.k_nb);
+    // Words are of four bytes but at size 64, and rows begin at even addresses.
+    const bool words = p.size == 64 || (((uintptr_t) p.rows | p.nb[0] | p.nb[1] | p.nb[2]) & 3) == 0;
     const dim3 by_cells(divided(args.cells, CELLS), args.kv_heads, args.kv_streams);
     if (KV_KIND_IS_DELTA(p.kind)) {
         const auto any = kv_expand_groups<0, 0>;

@@ -106,6 +106,7 @@ struct scale_choice {
 };
 
 constexpr uint MOST_TRIES = 8; // scales for each group
+static_assert(2*KV_SRFT_TRIES <= MOST_TRIES, "all are tried");
 
 // The best of COUNT of the scales that are tried, from number `first` on.
 template <uint BITS, uint COUNT, uint N> __device__ __forceinline__ scale_choice best_scale(const float (&x)[N], float largest, uint first, const nearest_table & table) {

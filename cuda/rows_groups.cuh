@@ -248,6 +248,7 @@ struct group_memory {
 template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row_together(
         const float (&x)[N], uint warp, uint lane, uint turn, group_memory & memory, uint8_t * row, float (&decoded)[N]) {
     constexpr uint TRIES = MOST_TRIES/ROW_WARPS, LANES = 32/N;
+    static_assert(TRIES*ROW_WARPS == MOST_TRIES, "each warp tries as many");
     const scale_choice mine = best_scale<BITS, TRIES>(x, largest_of_group(x), warp*TRIES, memory.nearest);
     if (lane % LANES == 0) {
         memory.choices[turn][warp][lane/LANES] = mine;
@@ -345,7 +346,7 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
         __syncwarp();
     }
     constexpr uint N = SIZE == 64 ? 2 : SIZE == 128 ? 4 : 8;
-    float mr[N], ur[N]; // of the lane, the same in all warps: what m and u are otherwise
+    float mr[N] = {}, ur[N] = {}; // of the lane, the same in all warps: what m and u are otherwise
     const auto from_memory = [&](const float * from, float (&to)[N]) {
         for (uint i = 0; i < N && IN_LANES; ++i) {
             to[i] = from[lane*N + i];

@@ -41,7 +41,7 @@ static inline uint kv_rotation_reversed(uint size, uint lane) {
     return reverse_bits(lane) >> (clz(kv_rotation_lanes(size)) + 1);
 }
 
-// e^(-2 pi i k / size), k below size. With KV_ROOTS_BY_SINE to 21 bits, without a table: for queries and results.
+// e^(-2 pi i k / size), k below size. With KV_ROOTS_BY_SINE to 21 bits, without a table: for what is not stored.
 static inline float2 kv_root(uint size, uint k) {
     const bool beyond = k >= size/2;
     const uint i = beyond ? k - size/2 : k;

@@ -75,7 +75,7 @@ pub trait Simd: Copy {
     fn largest(self) -> f32;
     /// The smallest lane.
     fn smallest(self) -> f32;
-    /// y = R x. A call, not inlined: the transforms are large, and there is one for each head size.
+    /// y = R x. A call, not inlined: the transforms are large, and instruction sets have one for each head size.
     fn rotate(r: &Rotation, x: &[f32], y: &mut [f32]);
     /// x = R^-1 y.
     fn rotate_back(r: &Rotation, y: &[f32], x: &mut [f32]);
