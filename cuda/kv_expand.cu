@@ -79,7 +79,7 @@ template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_ex
     constexpr uint N = SIZE/32;
     __shared__ float levels[KV_LEVELS];
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, head = blockIdx.y, stream = blockIdx.z, first = blockIdx.x*CELLS;
-    kv_row_levels(p.kind, threadIdx.x, levels);
+    fill_levels(p.kind, threadIdx.x, levels);
     __syncthreads();
     const uint8_t * rows = p.rows + first*p.nb[0] + head*p.nb[1] + stream*p.nb[2];
     const uint count = ::min(CELLS, p.cells - first);
@@ -134,11 +134,7 @@ template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_ex
     __shared__ float levels[KV_LEVELS];
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, head = blockIdx.y, stream = blockIdx.z;
     const uint first = (blockIdx.x*WARPS + warp)*KV_DELTA_CELLS, size = SIZE ? SIZE : p.size;
-    if (SIZE) {
-        kv_row_levels(p.kind, threadIdx.x, levels);
-    } else {
-        fill_levels(p.kind, threadIdx.x, levels);
-    }
+    fill_levels(p.kind, threadIdx.x, levels);
     __syncthreads();
     if (first >= p.cells) {
         return;
@@ -293,9 +289,9 @@ void set_strides(uint64_t (&to)[3], const uint64_t (&from)[3]) {
     }
 }
 
-// The kernel for rows of so many bits at a common size, which are read by words.
+// The kernel for rows of so many bits at a common size.
 #define KV_OF_BITS(size, kernel, bits, other) \
-    (!words ? other : (size) == 64 ? kernel<64, bits> : (size) == 128 ? kernel<128, bits> : (size) == 256 ? kernel<256, bits> : other)
+    ((size) == 64 ? kernel<64, bits> : (size) == 128 ? kernel<128, bits> : (size) == 256 ? kernel<256, bits> : other)
 
 cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaStream_t stream) {
     const kv_attn_args & args = op.args;
@@ -309,20 +305,20 @@ cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaS
     p.to        = to;
     p.to_cells  = args.cells;
     set_strides(p.nb, values ? args.v_nb : args.k_nb);
-    // Words are of four bytes but at size 64, and rows begin at even addresses.
-    const bool words = p.size == 64 || (((uintptr_t) p.rows | p.nb[0] | p.nb[1] | p.nb[2]) & 3) == 0;
+    // Kernels for common sizes read words: of four bytes but at size 64, and rows begin at even addresses.
+    const uint common = p.size == 64 || (((uintptr_t) p.rows | p.nb[0] | p.nb[1] | p.nb[2]) & 3) == 0 ? p.size : 0;
     const dim3 by_cells(divided(args.cells, CELLS), args.kv_heads, args.kv_streams);
     if (KV_KIND_IS_DELTA(p.kind)) {
         const auto any = kv_expand_groups<0, 0>;
-        const auto kernel = p.kind == KV_KIND_DELTA4   ? KV_OF_BITS(p.size, kv_expand_groups, 4, any)
-                            : p.kind == KV_KIND_DELTA3 ? KV_OF_BITS(p.size, kv_expand_groups, 3, any)
+        const auto kernel = p.kind == KV_KIND_DELTA4   ? KV_OF_BITS(common, kv_expand_groups, 4, any)
+                            : p.kind == KV_KIND_DELTA3 ? KV_OF_BITS(common, kv_expand_groups, 3, any)
                                                        : any;
         kernel<<<dim3(divided(args.cells, WARPS*KV_DELTA_CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
     } else if (p.kind == KV_KIND_SRFT4 && p.size % 64 == 0) {
         kv_expand_4_bit<<<by_cells, THREADS, 0, stream>>>(p);
     } else {
-        const auto kernel = p.kind == KV_KIND_SRFT3   ? KV_OF_BITS(p.size, kv_expand_lanes, 3, kv_expand_rows)
-                            : p.kind == KV_KIND_SRFT2 ? KV_OF_BITS(p.size, kv_expand_lanes, 2, kv_expand_rows)
+        const auto kernel = p.kind == KV_KIND_SRFT3   ? KV_OF_BITS(common, kv_expand_lanes, 3, kv_expand_rows)
+                            : p.kind == KV_KIND_SRFT2 ? KV_OF_BITS(common, kv_expand_lanes, 2, kv_expand_rows)
                                                       : kv_expand_rows;
         kernel<<<by_cells, THREADS, 0, stream>>>(p);
     }

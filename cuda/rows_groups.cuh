@@ -221,7 +221,6 @@ static __device__ void writer_found(group_writer & w, uint size, const float * k
             *w.slot_of(row) = (uint16_t) w.slots[n];
         }
     }
-    w.at = -1;
 }
 
 // Keys of a group that are rotated together, before they are coded one after the other.
