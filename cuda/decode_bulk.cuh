@@ -232,7 +232,7 @@ __device__ __forceinline__ unsigned long long or_of_lanes(unsigned long long x) 
 template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_bulk_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
 #if __CUDA_ARCH__ >= 900
     typedef bulk_layout<K, V, D, QB> layout;
-    typedef decode_keys<K, D, QB> keys_of;
+    typedef decode_keys_of<K, D, QB> keys_of;
     typedef decode_values<V, D> values_of;
     constexpr bool DELTA = is_delta(K), PRECISE = OF == decode_rows::precise, RECENT = OF == decode_rows::main;
     constexpr uint ROWS = layout::ROWS, UNIT = layout::UNIT;
@@ -388,7 +388,9 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         }
     }
 
-    const size_t query_block = ((size_t) stream*gridDim.x + blockIdx.x)*heads;
+    // Those of precise rows come last where they are not the same.
+    const uint query_stream = stream + (PRECISE && has_precise_queries(p) ? gridDim.z : 0);
+    const size_t query_block = ((size_t) query_stream*gridDim.x + blockIdx.x)*heads;
     const signed char * const planes = p.query_planes + query_block*2*ROWS*D;
     const float * const query_scale = p.query_scale + query_block*ROWS;
     if (!are_announced(p)) {
@@ -406,7 +408,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     typename keys_of::queries b;
     keys_of::fill(b, (const signed char (*)[ROWS][D]) (planes + head*2*ROWS*D), g, t);
     decode_sums<K, V, D, QB, TILE_STEPS> sums;
-    sums.begin(p, query_scale + head*ROWS, level_unit(K), t);
+    sums.begin(p, query_scale + head*ROWS, level_unit(K, D), t);
     // Whatever else is read from memory has been read.
     ask_tiles(2*teams, 2*teams*depth);
     uint mask_at[QB][2];

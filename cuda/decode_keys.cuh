@@ -124,9 +124,9 @@ template <uint BITS, uint WORDS> __device__ __forceinline__ float scale_at(const
     }
 }
 
-// Four bytes of a plane: as they lie, or two and the two 16 behind in turn.
-__device__ __forceinline__ uint query_bytes(const signed char * q, bool in_turn) {
-    return in_turn ? prmt(*(const unsigned short *) q, *(const unsigned short *) (q + 16), 0x5140) : *(const uint *) q;
+// Four bytes of a plane: as they lie, or two and the two `apart` behind in turn.
+__device__ __forceinline__ uint query_bytes(const signed char * q, uint apart) {
+    return apart ? prmt(*(const unsigned short *) q, *(const unsigned short *) (q + apart), 0x5140) : *(const uint *) q;
 }
 
 // What a lane has of 16 rows of K: of cells g and g + 8. QB is the number of blocks of four query rows.
@@ -239,7 +239,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
             for (uint i = 0; i < C*2*QB*2; ++i) {
                 const uint half_of = i % 2, qb = i/2 % QB, scale = i/2/QB % 2, c = i/4/QB;
                 const signed char * from = &planes[g/4][4*qb + g % 4][64*c + 32*scale + (BITS == 8 ? 8*t + 4*half_of : 4*t + 2*half_of)];
-                q.b[0][c][scale][qb][half_of] = query_bytes(from, BITS != 8);
+                q.b[0][c][scale][qb][half_of] = query_bytes(from, BITS != 8 ? 16 : 0);
                 keep(q.b[0][c][scale][qb][half_of]);
             }
         }

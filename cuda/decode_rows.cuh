@@ -1,4 +1,4 @@
-// Attention of a few query rows over rows of levels: K of srft or delta, V of srft, head sizes 64, 128 and 256.
+// Attention of a few query rows over rows of levels: K of srft, delta or bands, V of srft, head sizes 64, 128 and 256.
 //
 // A block of four warps takes one KV head, up to eight query rows and a chunk of cells; its warps take blocks of 64 cells in
 // turn, each alone, 16 cells at a time. Rows go from memory to registers: keys while the values before
@@ -68,7 +68,7 @@ __device__ __forceinline__ uint visible_blocks(
 template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
     constexpr uint C = D/64;
     constexpr bool DELTA = is_delta(K), PRECISE = OF == decode_rows::precise, RECENT = OF == decode_rows::main;
-    typedef decode_keys<K, D, QB> keys_of;
+    typedef decode_keys_of<K, D, QB> keys_of;
     typedef decode_values<V, D> values_of;
     auto & m = *(decode_memory<V, D> *) raw;
     const kv_attn_args & args = p.args;
@@ -123,8 +123,9 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
         const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
         query_part<D> query;
-        query.load(p, r < used ? from : nullptr, lane);
-        const uint first = query.rotate(lane);
+        constexpr bool AS_IT_IS = KV_KIND_IS_BAND(K);
+        query.load(p, r < used ? from : nullptr, AS_IT_IS, lane);
+        const uint first = query.enter_domain(AS_IT_IS, lane);
         query.store_planes(first, lane, m.planes[0][r], m.planes[1][r], &m.query_scale[r]);
         if (DELTA) {
             query.store_floats(first, m.q[r], 32);
@@ -144,7 +145,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     typename keys_of::queries b;
     keys_of::fill(b, m.planes, g, t);
     decode_sums<K, V, D, QB, 1> sums;
-    sums.begin(p, m.query_scale, level_unit(K), t);
+    sums.begin(p, m.query_scale, level_unit(K, D), t);
     uint mask_at[QB][2];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {

@@ -3,8 +3,8 @@
 // The softmax is relative to the largest score so far, which changes a few times in a chunk: until then nothing is rescaled.
 #pragma once
 
+#include "decode_bands.cuh"
 #include "decode_group.cuh"
-#include "decode_keys.cuh"
 #include "decode_values.cuh"
 #include "queries.cuh"
 

@@ -57,7 +57,7 @@ template <uint KIND, uint D> struct decode_values {
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
     // Weights are small, and so may scales be: their product keeps its digits if these are larger by 2^POWER.
     static constexpr uint  POWER = BITS == 8 ? 0 : 7;
-    static constexpr float UNIT  = level_unit(KIND)/(1 << POWER); // of the sums
+    static constexpr float UNIT  = level_unit(KIND, D)/(1 << POWER); // of the sums
     static constexpr uint  TABLE_BYTES = BITS == 4 ? 256*32*4 : 0; // [two codes][lane]: two halves
 
     uint scales[4][(SCALES + 3)/4];

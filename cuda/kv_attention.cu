@@ -240,7 +240,7 @@ static scratch_layout layout_of(const kv_cuda_attention & op, const kv_cuda_plan
     // Of bytes there are as many planes as a half has bytes.
     res.queries = res.precise = queries_at(0, plan.main.bulk.teams > 0 ? bulk_query_rows(op) : plan.main.decode ? 0 : rows, width_of(op.k_kind, op.k_size));
     res.hidden = res.queries.end;
-    if (op.parts > 0 && !shares_queries(op.k_kind, op.part[0].k_kind)) {
+    if (op.parts > 0 && !plan.together && !shares_queries(op.k_kind, op.part[0].k_kind)) {
         res.precise = queries_at(res.queries.end, rows, width_of(op.part[0].k_kind, op.k_size));
         res.hidden  = res.precise.end;
     }

@@ -11,7 +11,7 @@
 namespace kv {
 namespace {
 
-// Warps of the rows of a tensor; beyond these a warp takes several heads.
+// Warps of the rows of a tensor; beyond these a warp takes several heads. More blocks than are there at once get in each other's way.
 constexpr uint MOST_WARPS = 2048;
 
 struct write_params {
@@ -37,7 +37,7 @@ constexpr __host__ __device__ uint row_warps_of(write_of of) {
 
 template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_warps_of(OF)) kv_write(const KV_IN_PLACE write_params p) {
     extern __shared__ float memory[];
-    __shared__ group_memory own_memory;
+    __shared__ group_memory<OF == write_of::bands ? 3 : 1> own_memory;
     prefetch_rotation(threadIdx.x % 32);
     wait_for_previous();
     if (threadIdx.x/32 >= p.row_warps) {
@@ -47,16 +47,16 @@ template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_war
         }
         return;
     }
-    if (p.queries.rows == 0) {
+    if (p.queries.all_rows == 0) {
         let_next_begin(); // else those who make queries say when
     }
     const rows_params & op = p.op[blockIdx.y];
     if constexpr (OF == write_of::rows || OF == write_of::srft) {
-        write_rows<SIZE, OF == write_of::srft, row_warps_of(OF)>(op, memory, own_memory.levels, own_memory.nearest);
+        write_rows<SIZE, OF == write_of::srft, row_warps_of(OF)>(op, memory, own_memory.levels, own_memory.nearest[0]);
     } else if (SIZE == 0 || KV_KIND_IS_DELTA(op.kind)) {
         write_groups<SIZE, OF == write_of::bands>(op, memory, own_memory);
     } else {
-        write_rows<SIZE, true, row_warps_of(OF)>(op, memory, own_memory.levels, own_memory.nearest);
+        write_rows<SIZE, true, row_warps_of(OF)>(op, memory, own_memory.levels, own_memory.nearest[0]);
     }
 }
 
@@ -183,7 +183,8 @@ static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params
         }
         p.op[count++] = params_of(op);
         const bool groups = KV_KIND_IS_DELTA(op.kind);
-        const uint own_blocks = groups ? op.args.units : (::min(op.args.units, MOST_WARPS) + warps - 1)/warps;
+        const uint stride = group_stride(op.args, op.index_bytes), block_rows = block_rows_of(op.args.units);
+        const uint own_blocks = groups ? (op.args.units/stride + block_rows - 1)/block_rows*stride : (::min(op.args.units, MOST_WARPS) + warps - 1)/warps;
         const size_t own_floats = groups ? group_floats(is_common(size), size) : warps*KV_ROWS_FLOATS(size);
         blocks = own_blocks > blocks ? own_blocks : blocks;
         floats = own_floats > floats ? own_floats : floats;
@@ -195,7 +196,7 @@ static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params
                         of == write_of::delta ? write_kernel<write_of::delta>(size) : write_kernel<write_of::bands>(size);
     if (count == 0) {
         count  = 1;
-        blocks = (queries.rows + warps - 1)/warps;
+        blocks = (queries.all_rows + warps - 1)/warps;
     } else {
         p.row_warps = warps;
     }

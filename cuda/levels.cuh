@@ -1,11 +1,12 @@
 // Rows of levels at head sizes that are multiples of 64, by words: what a lane takes of a row, and codes to levels.
 //
-//     row of srft or delta = scales: a byte (8 bits: f16) x size/32 | chunks of 64 values | delta: its share of the I-frame
+//     row = scales: a byte (8 bits: f16) x size/32 | chunks of 64 values | delta and bands: its share of the I-frame
 //
 //     8 bits   64 bytes: value j
 //     4 bits   32 bytes: values j and j + 32
 //     2 bits   16 bytes: values j, j + 16, j + 32, j + 48
 //     3 bits   the same of the lower two bits, then a bit for each of the 64 values
+//     bands    decode_bands.cuh
 //
 // A code of up to 3 bits is a selector of prmt, which looks four of them up in a table of eight bytes.
 #pragma once
@@ -98,12 +99,19 @@ static __device__ __forceinline__ uint halves_of_bytes(uint word, uint at) {
     return subtracted(prmt(word, 0x64646464, at ? 0x4342 : 0x4140), 0x64806480);
 }
 
+// Of bands the mean.
 __host__ __device__ constexpr uint code_bits(uint kind) {
-    return kind == KV_KIND_SRFT8 ? 8 : kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4 ? 4 : kind == KV_KIND_SRFT2 ? 2 : 3;
+    return kind == KV_KIND_SRFT8 ? 8 : kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4 || kind == KV_KIND_BAND4 ? 4 : kind == KV_KIND_SRFT2 || kind == KV_KIND_BAND2 ? 2 : 3;
 }
 
+// Rows that hang together in groups, bands among them.
 __host__ __device__ constexpr bool is_delta(uint kind) {
-    return kind == KV_KIND_DELTA4 || kind == KV_KIND_DELTA3;
+    return KV_KIND_IS_DELTA(kind);
+}
+
+// Bits of the first band of a chunk, which is the wider one: kv_band_at of the host and of constants.
+__host__ __device__ constexpr uint wide_band_bits(uint kind, uint size, uint chunk) {
+    return kind == KV_KIND_BAND3 && size == 256 ? (chunk < 2 ? 5 : 3) : code_bits(kind) + 1;
 }
 
 __host__ __device__ constexpr uint level_scale_bytes(uint kind, uint size) {
@@ -120,10 +128,10 @@ __host__ __device__ constexpr uint level_row_align(uint kind, uint size) {
     return both % 8 == 0 ? 8 : both % 4 == 0 ? 4 : 2;
 }
 
-// kv_srft_unit of its bits.
-__host__ __device__ constexpr float level_unit(uint kind) {
-    const uint bits = code_bits(kind);
-    return (bits == 8 ? 1.0f : bits == 4 ? KV_SRFT_KAPPA_4 : bits == 3 ? KV_SRFT_KAPPA_3 : KV_SRFT_KAPPA_2)/KV_SRFT_UNIT;
+// kv_srft_unit of its bits, or kv_band_unit.
+__host__ __device__ constexpr float level_unit(uint kind, uint size) {
+    const uint bits = KV_KIND_IS_BAND(kind) ? wide_band_bits(kind, size, 0) : code_bits(kind);
+    return (bits == 8 ? 1.0f : bits == 5 ? KV_SRFT_KAPPA_5 : bits == 4 ? KV_SRFT_KAPPA_4 : bits == 3 ? KV_SRFT_KAPPA_3 : KV_SRFT_KAPPA_2)/KV_SRFT_UNIT;
 }
 
 // Two scales that are stored as bytes, in bytes 0 and 2 of a word, times 2^POWER as halves: kv_srft_scale is exact in them, up to

@@ -6,9 +6,10 @@
 
 namespace kv {
 
-// Queries of blocks that copy tiles (decode_bulk.cuh): rows of such a block, blocks of a stream, and rows of all, filled up.
+// Queries of blocks that copy tiles (decode_bulk.cuh): rows of such a block, blocks of a stream, and rows of all, filled up. They are
+// made twice where precise rows need others than the cache.
 struct bulk_queries {
-    uint block_rows, blocks, rows;
+    uint block_rows, blocks, rows, all_rows;
 };
 
 namespace {
@@ -26,17 +27,20 @@ template <uint D> struct query_part {
     vec2 z[P];
 
     // As it is stored. `from` is null for none.
-    __device__ __forceinline__ void load(const attn_params & p, const uint8_t * from, uint lane) {
+    __device__ __forceinline__ void load(const attn_params & p, const uint8_t * from, bool as_it_is, uint lane) {
         const auto value = [&](uint i) { return kv_float_at(from + i*kv_float_bytes(p.q_kind), p.q_kind); };
 #pragma unroll
         for (uint i = 0; i < P; ++i) {
-            const uint at = 2*(32*i + lane);
-            z[i] = from ? vec2(value(at), value(at + 1)) : vec2(0.0f, 0.0f);
+            const uint at = as_it_is ? P*lane + i : 2*(32*i + lane), behind = as_it_is ? at + D/2 : at + 1;
+            z[i] = from ? vec2(value(at), value(behind)) : vec2(0.0f, 0.0f);
         }
     }
 
-    // In K's domain: values `first` and behind it, P of them, and those D/2 behind these.
-    __device__ __forceinline__ uint rotate(uint lane) {
+    // In the domain of keys, which for bands is its own: values `first` and behind it, P of them, and those D/2 behind these.
+    __device__ __forceinline__ uint enter_domain(bool as_it_is, uint lane) {
+        if (as_it_is) {
+            return P*lane;
+        }
 #pragma unroll
         for (uint i = 0; i < P; ++i) {
             const uint at = 2*(32*i + lane);
@@ -113,34 +117,40 @@ static __device__ __forceinline__ bool are_announced(const attn_params & p) {
     return p.write_count != 0 && !KV_KIND_IS_DELTA(p.k_kind); // rows of delta take long, and longer beside those who read
 }
 
+// Are queries of the cache of another domain than those of its precise rows?
+static __host__ __device__ __forceinline__ bool has_precise_queries(const attn_params & p) {
+    return KV_KIND_IS_BAND(p.k_kind) && p.columns;
+}
+
 // A warp makes every n-th row. The launch that reads them may begin when the scales of all rows say that these are not there yet.
 template <uint D> __device__ __forceinline__ void write_queries(const attn_params & p, const bulk_queries & of, uint warp, uint warps, uint block_warps, uint lane) {
     const kv_attn_args & args = p.args;
     const uint heads_per_kv = args.heads/args.kv_heads;
     query_part<D> query;
-    const auto load = [&](uint i) {
-        const uint r = i % of.block_rows, kv_head = i/of.block_rows % args.kv_heads;
+    const auto is_as_it_is = [&](uint i) { return KV_KIND_IS_BAND(p.k_kind) && i < of.rows; };
+    const auto load = [&](uint n) {
+        const uint i = n % of.rows, r = i % of.block_rows, kv_head = i/of.block_rows % args.kv_heads;
         const uint block = i/of.block_rows/args.kv_heads % of.blocks, stream = i/of.block_rows/args.kv_heads/of.blocks;
         const uint row = block*of.block_rows + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
         const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
-        query.load(p, token < args.tokens ? from : nullptr, lane);
+        query.load(p, token < args.tokens ? from : nullptr, is_as_it_is(n), lane);
     };
     if (are_announced(p)) {
-        for (uint i = warp + lane*warps; i < of.rows; i += 32*warps) {
+        for (uint i = warp + lane*warps; i < of.all_rows; i += 32*warps) {
             *(volatile uint *) (p.query_scale + i) = NO_QUERY;
         }
-        if (warp < of.rows) {
+        if (warp < of.all_rows) {
             load(warp); // comes while the stores go
         }
         __threadfence();
         asm volatile("bar.sync 2, %0;" :: "r"(32*block_warps) : "memory");
     }
     let_next_begin();
-    for (uint i = warp; i < of.rows; i += warps) {
+    for (uint i = warp; i < of.all_rows; i += warps) {
         if (i != warp || !are_announced(p)) {
             load(i);
         }
-        const uint first = query.rotate(lane);
+        const uint first = query.enter_domain(is_as_it_is(i), lane);
         signed char * to = p.query_planes + ((size_t) (i/of.block_rows)*2*of.block_rows + i % of.block_rows)*D;
         float scale = 0.0f;
         query.store_planes(first, lane, to, to + of.block_rows*D, &scale);

@@ -73,8 +73,9 @@ struct nearest_table {
 __device__ __forceinline__ void fill_nearest(uint bits, const float * levels, nearest_table & table, uint threads) {
     for (uint i = threadIdx.x; i < 512; i += threads) {
         uint code = 0;
-        for (uint c = 1; c < 1u << bits; ++c) {
-            code += (float) ((int) i - 256) > levels[c - 1] + levels[c] ? 1 : 0;
+        for (uint step = 1u << (bits - 1); step > 0; step /= 2) {
+            const uint next = code + step;
+            code = (float) ((int) i - 256) > levels[next - 1] + levels[next] ? next : code;
         }
         table.code[i]  = (uint8_t) code;
         table.level[i] = levels[code];
@@ -108,9 +109,10 @@ struct scale_choice {
 constexpr uint MOST_TRIES = 8; // scales for each group
 static_assert(2*KV_SRFT_TRIES <= MOST_TRIES, "all are tried");
 
-// The best of COUNT of the scales that are tried, from number `first` on.
-template <uint BITS, uint COUNT, uint N> __device__ __forceinline__ scale_choice best_scale(const float (&x)[N], float largest, uint first, const nearest_table & table) {
-    const uint tries = kv_srft_tries(BITS);
+// The best of COUNT of the scales that are tried, from number `first` on. Codes have BITS bits; if that is 0, `own_bits`, which may be
+// others in each group.
+template <uint BITS, uint COUNT, uint N> __device__ __forceinline__ scale_choice best_scale(const float (&x)[N], float largest, uint first, const nearest_table & table, uint own_bits = BITS) {
+    const uint tries = BITS ? kv_srft_tries(BITS) : KV_SRFT_TRIES, bits = BITS ? BITS : own_bits;
     float xq[COUNT], qq[COUNT], scale[COUNT];
     uint code[COUNT];
 #pragma unroll
@@ -120,7 +122,7 @@ template <uint BITS, uint COUNT, uint N> __device__ __forceinline__ scale_choice
         code[c] = 0;
         if (n < 2*tries) {
             const bool last = n >= tries;
-            code[c]  = kv_srft_try(largest, BITS, last, last ? n - tries : n);
+            code[c]  = kv_srft_try(largest, bits, last, last ? n - tries : n);
             scale[c] = kv_srft_scale(code[c])/KV_SRFT_UNIT;
             const float inverse = 1.0f/scale[c];
             for (uint i = 0; i < N; ++i) {

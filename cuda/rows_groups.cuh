@@ -1,7 +1,7 @@
 // Cells that are coded together (delta, bands): a row depends on the rows of its group that were written before it, and on nothing
 // else. So a block takes the rows of the op that fall into one group of one head: its warps rotate them, and code
-// them in their order. Row numbers are on the device: each row of the op has a block, and the one whose row is the first of
-// its group does the work.
+// them in their order. Row numbers are on the device: each row of the op has a block, which may have several, and the one whose row
+// is the first of its group does the work.
 #pragma once
 
 #include "levels.cuh"
@@ -112,13 +112,39 @@ static __device__ void writer_go_to(group_writer & w, uint kind, uint size, uint
     w.at = (int) t;
 }
 
+// What a lane has of a row of bands: `lane*N` and behind it, N values of one band.
+template <uint SIZE, uint N> struct band_lane {
+    kv_band      band;
+    uint         at;     // its first value, of the band's
+    float        unit;
+    const float * levels; // of the band's width
+
+    __device__ __forceinline__ band_lane(uint kind, const float * all_levels, uint lane) :
+        band(kv_band_at(kind, SIZE, lane*N/KV_BAND)), at(lane*N % KV_BAND), unit(kv_band_unit(kind, SIZE)), levels(all_levels + (1u << band.bits)) {}
+
+    // Which of the tables of a row's widths: those are two apart.
+    static __device__ __forceinline__ uint table_of(uint bits) {
+        return (5 - bits)/2;
+    }
+
+    __device__ __forceinline__ void values(const uint8_t * row, float (&d)[N]) const {
+        const float scale = kv_srft_scale(row[threadIdx.x % 32*N/KV_BAND])*unit;
+        const uint high = band.bits > band.low ? (uint) row[band.high + at/8] >> at % 8 : 0, step = 4*band.low;
+        const uint8_t * low = row + band.codes + (band.low ? at % step : 0);
+        for (uint i = 0; i < N; ++i) {
+            const uint below = band.low ? (uint) low[i] >> band.low*(at/step) & ((1u << band.low) - 1) : 0;
+            d[i] = levels[below | (high >> i & 1) << band.low]*scale;
+        }
+    }
+};
+
 // Of rows further back nothing is left in a deviation: RHO^48 is 4e-8.
 constexpr uint MOST_CHAINED = 48;
 
 // The deviation of row t, which is written, by all warps of the block: each takes a part of the rows that it is chained to. It is
-// the first warp's; the others leave theirs in `parts`, [warp - 1][SIZE].
-template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void chained_deviation(
-        const group_writer & w, uint t, const float * levels, const float (&m)[N], uint warp, uint lane, float * parts, float (&u)[N]) {
+// the first warp's; the others leave theirs in `parts`, [warp - 1][SIZE]. `values_of` gives the lane's values of a row.
+template <uint SIZE, uint N, typename Values> __device__ __forceinline__ void chained_deviation(
+        const group_writer & w, uint t, const Values & values_of, const float (&m)[N], uint warp, uint lane, float * parts, float (&u)[N]) {
     const uint64_t starts = ~(w.chained & w.written << 1) | 1; // rows that are not chained to one before
     const uint start = 63 - __clzll((long long) (starts & (~0ull >> (63 - t))));
     const uint first = ::max(start, t + 1 - ::min(t + 1, MOST_CHAINED)), share = (t + 1 - first + ROW_WARPS - 1)/ROW_WARPS;
@@ -129,7 +155,7 @@ template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void chained_
 #pragma unroll 4
     for (uint row = begin; row < end; ++row) {
         float d[N];
-        row_values<SIZE, BITS>(w.group + row*w.step, levels, lane, d);
+        values_of(w.group + row*w.step, d);
         const bool alone = row == start && w.is_alone(row);
         for (uint i = 0; i < N; ++i) {
             u[i] = fmaf(u[i], KV_DELTA_RHO, alone ? d[i] - m[i] : d[i]);
@@ -232,9 +258,14 @@ __host__ __device__ constexpr uint group_floats(uint template_size, uint size) {
     return size*(batch_of(template_size) + 4);
 }
 
-struct group_memory {
-    nearest_table nearest;
+// Rows of an op that are looked at together, and tables of the widths that a row has.
+constexpr uint LOOKED_AT = 2048;
+
+template <uint TABLES> struct group_memory {
+    nearest_table nearest[TABLES];
     float         levels[KV_LEVELS];
+    uint          same[LOOKED_AT/32]; // a bit for each: is it of the group?
+    uint8_t       cell_of[LOOKED_AT]; // its cell
     uint          cells[32];
     bool          zero[32];
     scale_choice  choices[2][ROW_WARPS][256/32]; // of each warp, for each group; of two rows in turns
@@ -242,13 +273,12 @@ struct group_memory {
     uint8_t       line[KV_LARGEST_SIZE + 128];
 };
 
-// A row's bytes and what they decode to, by all warps: each tries some of the scales, and the first one stores. `turn` changes from
-// row to row, so that the warps meet once for each.
-template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row_together(
-        const float (&x)[N], uint warp, uint lane, uint turn, group_memory & memory, uint8_t * row, float (&decoded)[N]) {
+// The best scale of the lane's group, by all warps: each tries some. `turn` changes from row to row, so that the warps meet once for each.
+template <uint BITS, uint N, uint TABLES> __device__ __forceinline__ uint best_scale_together(
+        const float (&x)[N], uint warp, uint lane, uint turn, group_memory<TABLES> & memory, const nearest_table & table, uint bits = BITS) {
     constexpr uint TRIES = MOST_TRIES/ROW_WARPS, LANES = 32/N;
     static_assert(TRIES*ROW_WARPS == MOST_TRIES, "each warp tries as many");
-    const scale_choice mine = best_scale<BITS, TRIES>(x, largest_of_group(x), warp*TRIES, memory.nearest);
+    const scale_choice mine = best_scale<BITS, TRIES>(x, largest_of_group(x), warp*TRIES, table, bits);
     if (lane % LANES == 0) {
         memory.choices[turn][warp][lane/LANES] = mine;
     }
@@ -258,13 +288,53 @@ template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_r
         const scale_choice other = memory.choices[turn][n][lane/LANES];
         best = other.gain > best.gain ? other : best;
     }
-    code_row<SIZE, BITS>(x, best.code, lane, warp == 0, memory.nearest, memory.codes, row, decoded);
+    return best.code;
+}
+
+// A row's bytes and what they decode to, by all warps; the first one stores.
+template <uint SIZE, uint BITS, uint N, uint TABLES> __device__ __forceinline__ void encode_row_together(
+        const float (&x)[N], uint warp, uint lane, uint turn, group_memory<TABLES> & memory, uint8_t * row, float (&decoded)[N]) {
+    const nearest_table & table = memory.nearest[0];
+    code_row<SIZE, BITS>(x, best_scale_together<BITS>(x, warp, lane, turn, memory, table), lane, warp == 0, table, memory.codes, row, decoded);
+}
+
+// The same of bands.
+template <uint SIZE, uint N, uint TABLES> __device__ __forceinline__ void encode_bands_together(
+        const float (&x)[N], uint kind, const band_lane<SIZE, N> & mine, uint warp, uint lane, uint turn, group_memory<TABLES> & memory, uint8_t * row, float (&decoded)[N]) {
+    const nearest_table & table = memory.nearest[band_lane<SIZE, N>::table_of(mine.band.bits)];
+    const uint scale_code = best_scale_together<0>(x, warp, lane, turn, memory, table, mine.band.bits);
+    const float scale = kv_srft_scale(scale_code), inverse = scale_code == 0 ? 0.0f : KV_SRFT_UNIT/scale;
+    for (uint i = 0; i < N; ++i) {
+        const uint place = nearest_place(x[i]*inverse);
+        decoded[i] = table.level[place]*(scale*mine.unit);
+        if (warp == 0) {
+            memory.codes[lane*N + i] = scale_code == 0 ? (uint8_t) 0 : table.code[place];
+        }
+    }
+    if (warp != 0) {
+        return;
+    }
+    if (mine.at == 0) {
+        row[lane*N/KV_BAND] = (uint8_t) scale_code;
+    }
+    __syncwarp();
+#pragma unroll
+    for (uint n = 0; n < SIZE/KV_BAND; ++n) {
+        const kv_band band = kv_band_at(kind, SIZE, n);
+        const uint low_bytes = 4*band.low, j = lane - low_bytes;
+        if (lane < low_bytes) {
+            row[band.codes + lane] = kv_band_low(memory.codes + KV_BAND*n, band.low, lane);
+        } else if (j < 4 && band.bits > band.low) {
+            row[band.high + j] = kv_band_high(memory.codes + KV_BAND*n, band.low, j);
+        }
+    }
+    __syncwarp();
 }
 
 // writer_encode by all warps, with the I-frame and the deviation in registers; the latter becomes that of row t.
-template <uint SIZE, uint N> __device__ __forceinline__ void writer_encode_lanes(
-        group_writer & w, uint kind, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint warp, uint lane, uint turn,
-        group_memory & memory) {
+template <uint SIZE, bool BANDS, uint N, uint TABLES> __device__ __forceinline__ void writer_encode_lanes(
+        group_writer & w, uint kind, const band_lane<SIZE, N> & mine, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint warp, uint lane, uint turn,
+        group_memory<TABLES> & memory) {
     float x[N], alone = 0.0f, restart = 0.0f, chained = 0.0f;
     for (uint i = 0; i < N; ++i) {
         x[i] = key[lane*N + i];
@@ -281,7 +351,9 @@ template <uint SIZE, uint N> __device__ __forceinline__ void writer_encode_lanes
     }
     float d[N];
     uint8_t * row = w.group + t*w.step;
-    if (kind == KV_KIND_DELTA4) {
+    if constexpr (BANDS) {
+        encode_bands_together<SIZE>(x, kind, mine, warp, lane, turn, memory, row, d);
+    } else if (kind == KV_KIND_DELTA4) {
         encode_row_together<SIZE, 4>(x, warp, lane, turn, memory, row, d);
     } else {
         encode_row_together<SIZE, 3>(x, warp, lane, turn, memory, row, d);
@@ -292,42 +364,86 @@ template <uint SIZE, uint N> __device__ __forceinline__ void writer_encode_lanes
     }
 }
 
-// One block for (row of the op, head of the row); `memory` has group_floats floats.
-template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(const rows_params & p, float * memory, group_memory & own_memory) {
+// Those of the first `rows` of a head that fall into the group of row `own`, bit by bit, and their cells; `from` is the first of them that
+// is looked at. By all warps.
+template <uint TABLES> __device__ __forceinline__ void find_rows(
+        const rows_params & p, uint size, uint head, uint stride, uint from, uint rows, uint64_t group, uint warp, uint lane, group_memory<TABLES> & memory) {
+    constexpr uint AT_ONCE = 4; // each is a wait for memory
+    sync_warps<ROW_WARPS>(); // others may still read what was found before
+    for (uint first = warp*32; first < ::min(rows - from, LOOKED_AT); first += 32*ROW_WARPS*AT_ONCE) {
+        group_place place[AT_ONCE];
+#pragma unroll
+        for (uint i = 0; i < AT_ONCE; ++i) {
+            const uint row = from + first + 32*ROW_WARPS*i + lane;
+            place[i] = group_of(p, size, head + ::min(row, rows - 1)*stride);
+            place[i].found = place[i].found && row < rows;
+        }
+#pragma unroll
+        for (uint i = 0; i < AT_ONCE; ++i) {
+            const uint at = first + 32*ROW_WARPS*i;
+            const uint same = __ballot_sync(KV_ALL_LANES, place[i].found && place[i].group == group);
+            if (at < LOOKED_AT) {
+                memory.same[at/32] = same;
+                memory.cell_of[at + lane] = (uint8_t) place[i].cell;
+            }
+        }
+    }
+    sync_warps<ROW_WARPS>();
+}
+
+// Rows of one head of the op that a block looks at, so that all blocks are there at once.
+__host__ __device__ constexpr uint block_rows_of(uint units) {
+    return units <= 1024 ? 1 : units <= 16384 ? (units + 1023)/1024 : 16;
+}
+
+// Rows of a group are `stride` units apart where the heads of both sides agree, and are looked for one by one where they do not
+// (copies between other shapes).
+__host__ __device__ inline uint group_stride(const kv_rows_args & args, uint index_bytes) {
+    return index_bytes != 0 || args.heads == args.cache_heads ? args.heads : 1;
+}
+
+// The rows of the op that fall into the group of row `own` of a head, whose place is `mine`, if that is the first of them; `memory` has
+// group_floats floats.
+template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void write_group(
+        const rows_params & p, uint head, uint stride, uint own, const group_place & mine, float * memory, group_memory<TABLES> & own_memory) {
     constexpr uint BATCH = batch_of(SIZE);
-    // Codes of a lane are of one width, and m and u are in registers.
-    constexpr bool IN_LANES = SIZE != 0 && !BANDS;
-    const uint size = SIZE ? SIZE : p.size, kind = p.kind, warp = threadIdx.x/32, lane = threadIdx.x % 32, units = p.args.units;
-    // Rows of different heads of a row of floats are different units; those of a group are `stride` apart where the heads of
-    // both sides agree, and are looked for one by one where they do not (copies between other shapes).
-    const uint own = blockIdx.x;
-    if (own >= units) {
-        return;
-    }
-    const uint stride = p.index_bytes != 0 || p.args.heads == p.args.cache_heads ? p.args.heads : 1;
-    const group_place mine = group_of(p, size, own);
-    // The nearest first: most rows follow one of their group.
-    for (int last = (int) own - (int) stride; last >= 0 && mine.found; last -= (int) (32*stride)) {
-        const int unit = last - (int) (lane*stride);
-        bool same = false;
-        if (unit >= 0) {
-            const group_place other = group_of(p, size, (uint) unit);
-            same = other.found && other.group == mine.group;
-        }
-        if (simd_any(same)) {
-            return; // all warps look at the same
+    // m and u are in registers.
+    constexpr bool IN_LANES = SIZE != 0;
+    const uint size = SIZE ? SIZE : p.size, kind = p.kind, warp = threadIdx.x/32, lane = threadIdx.x % 32, rows = p.args.units/stride;
+    // Of a few rows each warp finds for itself which of them fall into the group, and where.
+    const bool few = rows <= 32;
+    uint same = 1, cell = mine.cell;
+    if (few && rows > 1) {
+        group_place other = group_of(p, size, head + ::min(lane, rows - 1)*stride);
+        same = __ballot_sync(KV_ALL_LANES, lane < rows && other.found && other.group == mine.group);
+        cell = other.cell;
+        if ((same & ((1u << own) - 1)) != 0) {
+            return;
         }
     }
-    if (!mine.found) {
-        return;
+    uint looked_at = few ? LOOKED_AT : 0;
+    for (; looked_at <= own; looked_at += LOOKED_AT) {
+        find_rows(p, size, head, stride, looked_at, rows, mine.group, warp, lane, own_memory);
+        for (uint at = 0; at < LOOKED_AT && looked_at + at < own; at += 32) {
+            const uint before = own - looked_at - at;
+            if ((own_memory.same[at/32] & (before >= 32 ? ~0u : (1u << before) - 1)) != 0) {
+                return; // all warps see the same
+            }
+        }
     }
 
     float * keys = memory, * m = keys + BATCH*size, * u = m + size, * work = u + size, * spare = work + size; // keys: [row][size]
     float * levels = own_memory.levels;
     kv_row_levels(kind, threadIdx.x, levels);
     sync_warps<ROW_WARPS>();
-    if (IN_LANES) {
-        fill_nearest(kv_code_bits(kind), levels, own_memory.nearest, 32*ROW_WARPS);
+    constexpr uint N = SIZE == 64 ? 2 : SIZE == 128 ? 4 : 8;
+    const band_lane<SIZE ? SIZE : 256, N> own_band(BANDS ? kind : KV_KIND_BAND4, levels, lane);
+    if constexpr (IN_LANES && BANDS) {
+        for (int bits = (int) kv_band_at(kind, SIZE, 0).bits; bits > 0; bits -= 2) {
+            fill_nearest(bits, levels + (1u << bits), own_memory.nearest[own_band.table_of(bits)], 32*ROW_WARPS);
+        }
+    } else if (IN_LANES) {
+        fill_nearest(kv_code_bits(kind), levels, own_memory.nearest[0], 32*ROW_WARPS);
     }
     group_writer w;
     w.group = p.to + mine.group;
@@ -344,7 +460,6 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
         }
         __syncwarp();
     }
-    constexpr uint N = SIZE == 64 ? 2 : SIZE == 128 ? 4 : 8;
     float mr[N] = {}, ur[N] = {}; // of the lane, the same in all warps: what m and u are otherwise
     const auto from_memory = [&](const float * from, float (&to)[N]) {
         for (uint i = 0; i < N && IN_LANES; ++i) {
@@ -365,10 +480,12 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
     const uint before = mine.cell - 1;
     if constexpr (IN_LANES) {
         if (mine.cell > 0 && w.is_written(before)) {
-            if (kind == KV_KIND_DELTA4) {
-                chained_deviation<SIZE, 4>(w, before, levels, mr, warp, lane, u, ur);
+            if constexpr (BANDS) {
+                chained_deviation<SIZE>(w, before, [&](const uint8_t * row, float (&d)[N]) { own_band.values(row, d); }, mr, warp, lane, u, ur);
+            } else if (kind == KV_KIND_DELTA4) {
+                chained_deviation<SIZE>(w, before, [&](const uint8_t * row, float (&d)[N]) { row_values<SIZE, 4>(row, levels, lane, d); }, mr, warp, lane, u, ur);
             } else {
-                chained_deviation<SIZE, 3>(w, before, levels, mr, warp, lane, u, ur);
+                chained_deviation<SIZE>(w, before, [&](const uint8_t * row, float (&d)[N]) { row_values<SIZE, 3>(row, levels, lane, d); }, mr, warp, lane, u, ur);
             }
             if (warp == 0) {
                 to_memory(ur, spare);
@@ -380,15 +497,13 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
     }
 
     uint turn = 0;
-    for (uint base = own; base < units; base += 32*stride) {
-        uint cell = 0;
-        bool same = false;
-        if (base + lane*stride < units) {
-            const group_place other = group_of(p, size, base + lane*stride);
-            same = other.found && other.group == mine.group;
-            cell = other.cell;
+    for (uint base = own/32*32; base < rows; base += 32) {
+        if (base >= looked_at) {
+            find_rows(p, size, head, stride, looked_at, rows, mine.group, warp, lane, own_memory);
+            looked_at += LOOKED_AT;
         }
-        uint left = __ballot_sync(KV_ALL_LANES, same);
+        uint left = few ? same : own_memory.same[base % LOOKED_AT/32];
+        cell = few ? cell : own_memory.cell_of[base % LOOKED_AT + lane];
         while (left != 0) {
             const uint count = ::min((uint) __popc(left), BATCH);
             for (uint k = 0; k < count; ++k, left &= left - 1) {
@@ -396,7 +511,7 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
                 if (k % ROW_WARPS != warp) {
                     continue;
                 }
-                const unit_place place = place_of(p, base + from*stride, size*p.args.value_step);
+                const unit_place place = place_of(p, head + (base + from)*stride, size*p.args.value_step);
                 float * key = keys + k*size;
                 bool zero = true;
                 for (uint i = lane; i < size; i += 32) {
@@ -467,7 +582,7 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
                         writer_encode(w, kind, size, t + 1, spare, m, u, false, levels, lane, work, own_memory.line);
                     }
                 } else {
-                    writer_encode_lanes<SIZE>(w, kind, t, key, mr, ur, has_before, warp, lane, turn, own_memory);
+                    writer_encode_lanes<SIZE, BANDS>(w, kind, own_band, t, key, mr, ur, has_before, warp, lane, turn, own_memory);
                     turn ^= 1;
                     w.at = (int) t;
                     if (has_after) {
@@ -475,13 +590,32 @@ template <uint SIZE, bool BANDS> __device__ __forceinline__ void write_groups(co
                         for (uint i = 0; i < N; ++i) {
                             other[i] = ur[i];
                         }
-                        writer_encode_lanes<SIZE>(w, kind, t + 1, spare, mr, other, false, warp, lane, turn, own_memory);
+                        writer_encode_lanes<SIZE, BANDS>(w, kind, own_band, t + 1, spare, mr, other, false, warp, lane, turn, own_memory);
                         turn ^= 1;
                     }
                 }
             }
             sync_warps<ROW_WARPS>();
         }
+    }
+}
+
+// A block has rows of one head.
+template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void write_groups(const rows_params & p, float * memory, group_memory<TABLES> & own_memory) {
+    const uint size = SIZE ? SIZE : p.size, lane = threadIdx.x % 32;
+    const uint stride = group_stride(p.args, p.index_bytes), rows = p.args.units/stride, count = block_rows_of(p.args.units);
+    const uint head = blockIdx.x % stride, first = blockIdx.x/stride*count;
+    const uint row = ::min(first + lane, rows - 1);
+    group_place mine = group_of(p, size, head + row*stride), before = {};
+    if (row > 0) {
+        before = group_of(p, size, head + (row - 1)*stride);
+    }
+    // Most rows follow one of their group.
+    const bool begins = lane < count && first + lane < rows && mine.found && !(before.found && before.group == mine.group);
+    for (uint left = __ballot_sync(KV_ALL_LANES, begins); left != 0; left &= left - 1) {
+        const int from = __ffs(left) - 1;
+        const group_place place = { __shfl_sync(KV_ALL_LANES, mine.group, from), __shfl_sync(KV_ALL_LANES, mine.cell, from), true };
+        write_group<SIZE, BANDS>(p, head, stride, first + from, place, memory, own_memory);
     }
 }
 

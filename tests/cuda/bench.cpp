@@ -182,7 +182,7 @@ double writing(ggml_backend_t backend, ggml_type type, int64_t width, int tokens
 void bench(ggml_backend_t backend, const BenchOptions & options) {
     printf("device: %s\nms of one op; decode of one token; x: times as fast as f16\n", ggml_backend_dev_description(ggml_backend_get_device(backend)));
     printf("writing a layer of 8 x 128:\n");
-    for (const char * type : { "f16", "q4_0", "srft4", "srft8", "srft3", "delta4", "delta3", "polar4", "turbo4", "qjl1" }) {
+    for (const char * type : { "f16", "q4_0", "srft4", "srft8", "srft3", "delta4", "delta3", "band4", "band3", "polar4", "turbo4", "qjl1" }) {
         printf("  %-8s", type);
         for (int tokens : { 1, 16, 512 }) {
             printf(" %4d tokens %8.4f", tokens, writing(backend, type_for(type, 128), 8*128, tokens));

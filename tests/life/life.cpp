@@ -84,7 +84,7 @@ Context new_context(const Shape & shape, const Pair & types, const Setup & setup
     p.n_threads       = setup.threads;
     p.n_threads_batch = setup.threads;
     p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    p.offload_kqv     = false;
+    p.offload_kqv     = gpu_layers > 0 && !setup.on_cpu;
     p.no_perf         = true;
     p.type_k          = cache_type(with_recent(types.k, setup.recent));
     p.type_v          = cache_type(with_recent(types.v, setup.recent));

@@ -26,6 +26,9 @@ extern const Shape BIASED, BIASED_FUSED, NORMED;
 constexpr int LARGE_LAYER = 1;
 constexpr int N_VOCAB = 256;
 
+// Given by --gpu-layers: layers of a model that are on the GPU.
+extern int gpu_layers;
+
 llama_model * model_of(const Shape & shape);
 
 // contexts
@@ -51,6 +54,7 @@ struct Setup {
     int      threads = 1;
     bool     swa_full = false;
     int      recent   = 24; // cells of a sequence that are kept as precise rows, where the types say nothing
+    bool     on_cpu   = false; // caches of layers that are on the GPU, too
 };
 
 // Types that need a calibration find one of random matrices beside the model.

@@ -4,11 +4,14 @@
 
 #include "ggml-backend.h"
 
+#include <cstdlib>
+
 extern std::string directory, calibrate_program;
 
 int main(int argc, char ** argv) {
     begin_program("life", argc, argv, {
         { "--dir", "FOLDER", [](const char * folder) { directory = folder; } },
+        { "--gpu-layers", "N", [](const char * n) { gpu_layers = atoi(n); } }, // of each model, with their caches
         { "--calibrate", "PROGRAM", [](const char * program) { calibrate_program = program; } }, // kv-calibrate
     });
     llama_log_set(keep_log, nullptr);

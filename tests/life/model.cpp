@@ -153,6 +153,8 @@ bool write_model(const Shape & shape, const std::string & path) {
 
 }  // namespace
 
+int gpu_layers = 0;
+
 llama_model * model_of(const Shape & shape) {
     static std::map<std::string, llama_model_ptr> models;
     llama_model_ptr & model = models[shape.name];
@@ -163,7 +165,7 @@ llama_model * model_of(const Shape & shape) {
             exit(2);
         }
         llama_model_params params = llama_model_default_params();
-        params.n_gpu_layers = 0;
+        params.n_gpu_layers = gpu_layers;
         model.reset(llama_model_load_from_file(path.c_str(), params));
         if (!model) {
             fprintf(stderr, "cannot load %s\n%s\n", path.c_str(), take_log().c_str());

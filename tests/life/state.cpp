@@ -13,6 +13,7 @@
 
 namespace {
 
+constexpr double OTHER_DEVICE = 5e-3; // and of another precision
 constexpr double OTHER_ORDER = 2e-4;  // KL of sums in another order
 
 void append(std::vector<Token> & to, const std::vector<Token> & tokens) {
@@ -157,6 +158,23 @@ void test_on_device(const Shape & shape, const Pair & types) {
                "after a state on the device");
 }
 
+// A state goes from the CPU to the GPU as it is, or back: a whole context, and a sequence of it.
+void test_across(const Shape & shape, const Pair & types, bool to_gpu) {
+    Setup on_gpu = { 512, 2, true }, on_cpu = on_gpu;
+    on_cpu.on_cpu = true;
+    Context a = new_context(shape, types, to_gpu ? on_cpu : on_gpu), b = new_context(shape, types, to_gpu ? on_gpu : on_cpu);
+    decode(a.get(), text(0, 0, 150));
+    const auto state = save_state(a.get());
+    check(restore_state(b.get(), state), "a context of another device is restored: " + take_log());
+    check(save_state(b.get()) == state, "what is restored and saved again is the same byte for byte");
+    const auto want = decode(a.get(), next(0, 150, 200, 0));
+    check_same(want, decode(b.get(), next(0, 150, 200, 0)), OTHER_DEVICE, "the rest of the session on another device");
+
+    const auto sequence = save_state(a.get(), 0);
+    check(restore_state(b.get(), sequence, 1), "a sequence of another device is restored beside another: " + take_log());
+    check_same(decode(a.get(), next(0, 200, 210, 0)), decode(b.get(), next(0, 200, 210, 1)), OTHER_DEVICE, "a sequence on another device");
+}
+
 void test_windowed(const Pair & types) {
     const Setup setup = { 512, 2, true };
     Context a = new_context(WINDOWED, types, setup), b = new_context(WINDOWED, types, setup);
@@ -194,7 +212,14 @@ void test_state() {
         if (begin_case("state on the device " + types.name())) {
             test_on_device(HEADS_OF_64, types);
         }
-        if (begin_case("state with windows " + types.name())) {
+        for (bool to_gpu : { true, false }) {
+            if (gpu_layers > 0 && begin_case(std::string("state ") + (to_gpu ? "from the CPU to the GPU " : "from the GPU to the CPU ") + types.name())) {
+                test_across(HEADS_OF_64, types, to_gpu);
+            }
+        }
+        // ggml's own attention on CUDA has no kernel for capped scores of heads of 64, and aborts
+        const bool aborts = gpu_layers > 0 && (types.k == "f16" || types.k == "q8_0") && types.k == types.v;
+        if (!aborts && begin_case("state with windows " + types.name())) {
             test_windowed(types);
         }
         for (const Shape * shape : { &HEADS_OF_128, &HEADS_OF_80 }) {

@@ -1,16 +1,13 @@
 //! The CUDA kernels: compiled everywhere, run where there is a GPU.
 
 use std::path::Path;
-use std::process::Command;
 use std::thread;
 
 use anyhow::{anyhow, Result};
 
-use super::{program, Options, Tally};
+use super::{gpu, Options, Tally};
 use crate::cuda::{self, Depth};
-use kv::{build_tree, cache};
-
-const PROGRAM: &str = "kv-test-cuda";
+use kv::cache;
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     match cuda::nvcc() {
@@ -21,19 +18,10 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         Err(why) => tally.skip("compiling the kernels", 1, &format!("{why:#}")),
         Ok(nvcc) => compile(&nvcc, options, tally)?,
     }
-    if !cuda::has_gpu() {
-        tally.skip("the ops on a GPU", 1, "this machine has no NVIDIA GPU (nvidia-smi lists none)");
-        return Ok(());
+    if cuda::has_gpu() {
+        return gpu::run(options, tally);
     }
-    let build = build_tree::Options { cuda: true, ..build_tree::Options::default() };
-    let bin = tally.timed("build", || build_tree::build(&build, &[PROGRAM.into()]))?;
-    program::run(&mut Command::new(bin.join(PROGRAM)), PROGRAM, options, tally)?;
-    // What GPUs run that have no bulk copies, and what is left where ggml has no kernel.
-    for path in ["rows", "tile"] {
-        let mut others = Command::new(bin.join(PROGRAM));
-        others.args(["--filter", "srft4"]).env("GGML_EXT_CUDA_PATH", path);
-        program::run(&mut others, &format!("kv-test-cuda, GGML_EXT_CUDA_PATH={path}"), options, tally)?;
-    }
+    tally.skip("everything on a GPU", 1, "this machine has no NVIDIA GPU (nvidia-smi lists none)");
     Ok(())
 }
 

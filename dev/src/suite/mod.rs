@@ -5,6 +5,7 @@ mod archs;
 mod cargo;
 mod counts;
 mod cuda;
+mod gpu;
 mod life;
 mod metal;
 mod model;

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const PROMPT: &str = "The capital of France is";
 /// Prompts that this small model is decided about: f16, bf16 and q8_0 agree on the whole answer, so a difference is a
 /// fault. On [`PROMPT`] they part from each other at the first word.
 const CHAT: &str = "Count from 1 to 10.";
-const TEXT: &str = "1, 2, 3, 4, 5, 6, 7, 8,";
+pub const TEXT: &str = "1, 2, 3, 4, 5, 6, 7, 8,";
 /// Of CPU time on each core, far more than any of these runs takes; a tool that waits for input or serves on is ended by
 /// it too.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -30,7 +30,7 @@ pub const HISTORY: &str = "kv-history";
 const ONE_THREAD: [&str; 2] = ["-t", "1"];
 const TWO_THREADS: [&str; 2] = ["-t", "2"];
 
-struct Bench {
+pub struct Bench {
     bin: PathBuf,
     model: PathBuf,
     /// What tools said with f16, by their command line: several types are compared with one of them.
@@ -39,7 +39,7 @@ struct Bench {
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     let bin = tally.timed("build", || build_tree::build(&build_tree::Options::default(), &[]))?;
-    let bench = Bench { bin, model: model::default_model()?, with_f16: RefCell::default() };
+    let bench = Bench::new(&bin, &model::default_model()?);
     tally.check("llama-cli answers with srft4/srft4", || {
         let types = ["-st", "--cache-type-k", "srft4", "--cache-type-v", "srft4"];
         let answer = bench.answer("llama-cli", PROMPT, &[&types[..], &TWO_THREADS].concat())?;
@@ -127,7 +127,15 @@ fn history(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
 }
 
 impl Bench {
-    fn tool(&self, tool: &str, args: &[&str]) -> Result<Finished> {
+    pub fn new(bin: &Path, model: &Path) -> Bench {
+        Bench { bin: bin.to_path_buf(), model: model.to_path_buf(), with_f16: RefCell::default() }
+    }
+
+    pub fn model(&self) -> &Path {
+        &self.model
+    }
+
+    pub fn tool(&self, tool: &str, args: &[&str]) -> Result<Finished> {
         let mut c = Command::new(self.bin.join(tool));
         // What is given counts: the last one does.
         c.arg("-m").arg(&self.model).args(ONE_THREAD).args(args);
@@ -148,7 +156,7 @@ impl Bench {
     }
 
     /// The same answer with `types` as without.
-    fn same_answer(&self, tool: &str, prompt: &str, common: &[&str], types: &[&str]) -> Result<()> {
+    pub fn same_answer(&self, tool: &str, prompt: &str, common: &[&str], types: &[&str]) -> Result<()> {
         let key = format!("{tool} {prompt} {common:?}");
         let known = self.with_f16.borrow().get(&key).cloned();
         let f16 = known.map_or_else(|| self.answer(tool, prompt, common), Ok)?;

@@ -2,10 +2,12 @@
 //!
 //! The ops run inside ggml, in a library that is built with llama.cpp (tests/bench). Which instruction set our kernels
 //! use is settled once a process, so each one is measured in a child of its own, and upstream's types with it: a ratio
-//! is always between two numbers of the same process. With `--metal` the ops are those of the GPU, ours and upstream's.
+//! is always between two numbers of the same process. With `--metal` the ops are those of the GPU, ours and upstream's;
+//! `--cuda` has a program of its own.
 
 pub mod bandwidth;
 mod busy;
+mod cuda;
 mod library;
 mod measure;
 pub mod pinned;
@@ -48,7 +50,7 @@ pub struct Options {
     pub queries: Vec<usize>,
     /// The threads' shares of ours alone, run one after another on one core, for batches of so many tokens: their CPU
     /// time in all and the longest of them, with any number of --threads
-    #[arg(long, value_name = "N,…", value_delimiter = ',', conflicts_with_all = ["queries", "encode", "isa", "metal"])]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', conflicts_with_all = ["queries", "encode", "isa", "metal", "cuda"])]
     pub tokens: Vec<usize>,
     /// Only the writing of rows
     #[arg(long)]
@@ -67,6 +69,9 @@ pub struct Options {
 }
 
 pub fn bench(options: &Options) -> Result<()> {
+    if options.build.cuda {
+        return cuda::bench(options);
+    }
     if !options.tokens.is_empty() {
         return shares::bench(options);
     }

@@ -54,7 +54,12 @@ impl<'a> Perplexity<'a> {
 
     /// The f16 logits that the others are measured against; returns f16's perplexity.
     pub fn write_base(&self) -> Result<f64> {
+        self.write_base_with(&[])
+    }
+
+    pub fn write_base_with(&self, extra: &[&str]) -> Result<f64> {
         let mut command = self.command();
+        command.args(extra);
         let text = process::run_ok(&mut command)?.text();
         number_after(&text, "Final estimate: PPL =").ok_or_else(|| unreadable(&command, &text))
     }

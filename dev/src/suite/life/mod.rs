@@ -3,7 +3,7 @@
 mod fuzz;
 mod rpc;
 mod sanitize;
-mod server;
+pub mod server;
 
 use std::process::{Child, Command};
 
@@ -13,7 +13,7 @@ use super::{program, Options, Tally};
 use kv::{build_tree, cache, model};
 
 pub const PROGRAM: &str = "kv-test-life";
-const CALIBRATE: &str = "kv-calibrate";
+pub const CALIBRATE: &str = "kv-calibrate";
 pub const TARGETS: [&str; 3] = [PROGRAM, CALIBRATE, "llama-server"];
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
