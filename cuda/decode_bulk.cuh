@@ -389,7 +389,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     }
 
     // Those of precise rows come last where they are not the same.
-    const uint query_stream = stream + (PRECISE && has_precise_queries(p) ? gridDim.z : 0);
+    const uint query_stream = stream + (PRECISE && has_precise_queries(p.k_kind, true) ? gridDim.z : 0);
     const size_t query_block = ((size_t) query_stream*gridDim.x + blockIdx.x)*heads;
     const signed char * const planes = p.query_planes + query_block*2*ROWS*D;
     const float * const query_scale = p.query_scale + query_block*ROWS;

@@ -1,4 +1,4 @@
-// Groups of delta: from products with residuals to products with keys.
+// Groups of delta and bands: from products with residuals to products with keys.
 //
 // w_t = q.d_t + RHO w_(t-1) is a scan of three shuffles over eight cells, whose factors follow from the kinds of the cells: a power of
 // RHO where all the cells hang together that it reaches across, else 0.
@@ -32,7 +32,7 @@ template <uint KIND, uint D, uint QB> struct decode_group {
         }
     }
 
-    // A group begins, with the slots that were asked for. `q` are rotated queries, [row][value], with `step` floats from 32 of
+    // A group begins, with the slots that were asked for. `q` are queries in the domain of keys, [row][value], with `step` floats from 32 of
     // them to the next; products are in units of `unit`.
     __device__ __forceinline__ void begin(const float * q, uint step, float unit, uint lane, uint t) {
         const bool framed = (__shfl_sync(KV_ALL_LANES, stored[0], 0) & KV_DELTA_FRAMED) != 0;

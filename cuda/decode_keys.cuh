@@ -44,7 +44,6 @@ __device__ __forceinline__ void mma_s8(int (&d)[4], const uint (&a)[4], uint b0,
 constexpr uint LOWER_0 = four_bytes(-127, -98, -78, -61), LOWER_1 = four_bytes(-46, -32, -19, -7);
 constexpr uint UPPER_0 = four_bytes(113, 91, 73, 58), UPPER_1 = four_bytes(45, 32, 19, 7);
 
-
 // Where rows are read from: the cache itself, or a tile of it in shared memory.
 struct cache_bytes {
     static constexpr bool ENDS = true; // there may be less rows than are read: the last one again

@@ -27,7 +27,7 @@ template <uint V, uint D> struct decode_memory {
     static constexpr uint TABLE = decode_values<V, D>::TABLE_BYTES, SUMS = WARPS*ROWS*D*4;
 
     uint   table[(TABLE > SUMS ? TABLE : SUMS)/4]; // what V looks up; behind the loop, sums of the warps
-    float  q[ROWS][D];                             // rotated queries
+    float  q[ROWS][D];                             // queries in the domain of keys
     signed char planes[2][ROWS][D];
     float  query_scale[ROWS], slopes[ROWS];
     __half weights[WARPS][ROWS][STEP + 8];

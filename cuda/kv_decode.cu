@@ -113,7 +113,7 @@ static bool plan_bulk(const kv_cuda_attention & op, const decode_choice & choice
 
 size_t bulk_query_rows(const kv_cuda_attention & op) {
     const uint rows = op.args.heads/op.args.kv_heads*op.args.tokens, block_rows = bulk_rows(rows);
-    return (size_t) op.args.streams*op.args.kv_heads*divided(rows, block_rows)*block_rows*(KV_KIND_IS_BAND(op.k_kind) && op.parts > 0 ? 2 : 1);
+    return (size_t) op.args.streams*op.args.kv_heads*divided(rows, block_rows)*block_rows*(has_precise_queries(op.k_kind, op.parts > 0) ? 2 : 1);
 }
 
 bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan) {
@@ -124,6 +124,7 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
         return false;
     }
     const decode_choice choice = choice_of(op.k_kind, op.v_kind, size, rows);
+    // Codes of bands are read by words, which lie two bytes behind one or begin with it.
     const uint k_align = KV_KIND_IS_BAND(op.k_kind) ? 4 : level_row_align(op.k_kind, size);
     if (!choice.kernel || choice.shared_bytes > device.shared_bytes || !is_aligned(op.k, op.args.k_nb, k_align) ||
         !is_aligned(op.v, op.args.v_nb, level_row_align(op.v_kind, size)) || !parts_fit(op)) {
@@ -157,7 +158,7 @@ cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, con
     const uint chunks = p.columns ? p.args.chunks : plan.chunks;
     if (bulk) {
         const uint block_rows = bulk_rows(rows), blocks = divided(rows, block_rows), query_rows = p.args.streams*blocks*p.args.kv_heads*block_rows;
-        err = launch_write_and_queries(writes, p, { block_rows, blocks, query_rows, has_precise_queries(p) ? 2*query_rows : query_rows }, stream);
+        err = launch_write_and_queries(writes, p, { block_rows, blocks, query_rows, has_precise_queries(p.k_kind, p.columns) ? 2*query_rows : query_rows }, stream);
         return err == cudaSuccess ? launch_early(kernel, dim3(blocks, chunks, p.args.streams), 32*p.args.kv_heads*plan.bulk.teams, plan.shared_bytes, stream, p) : err;
     }
     kernel<<<dim3(p.args.kv_heads*divided(rows, ROWS), chunks, p.args.streams), THREADS, plan.shared_bytes, stream>>>(p);

@@ -21,9 +21,11 @@ struct write_params {
     attn_params  attention;
 };
 
+static_assert(sizeof(group_memory<3>) + sizeof(float)*group_floats(256, 256) <= 48*1024, "what a block may have without asking");
+
 // Rows that stand alone, of srft or of any kind, or cells that are coded together and, at common sizes, rows of srft beside them. What
 // a kernel does not need is not in it: when a token is decoded its code comes from memory each time. Of what several ops need, the last
-// in this order does for all.
+// in this order does for all: delta and bands are never written together (kv_cuda_write_together).
 enum class write_of { srft, rows, delta, bands };
 
 static write_of needed_by(uint kind) {

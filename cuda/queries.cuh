@@ -26,7 +26,7 @@ template <uint D> struct query_part {
 
     vec2 z[P];
 
-    // As it is stored. `from` is null for none.
+    // As it is stored, in the order in which it is rotated or, `as_it_is`, in the one of the result. `from` is null for none.
     __device__ __forceinline__ void load(const attn_params & p, const uint8_t * from, bool as_it_is, uint lane) {
         const auto value = [&](uint i) { return kv_float_at(from + i*kv_float_bytes(p.q_kind), p.q_kind); };
 #pragma unroll
@@ -117,9 +117,9 @@ static __device__ __forceinline__ bool are_announced(const attn_params & p) {
     return p.write_count != 0 && !KV_KIND_IS_DELTA(p.k_kind); // rows of delta take long, and longer beside those who read
 }
 
-// Are queries of the cache of another domain than those of its precise rows?
-static __host__ __device__ __forceinline__ bool has_precise_queries(const attn_params & p) {
-    return KV_KIND_IS_BAND(p.k_kind) && p.columns;
+// Are queries of the cache of another domain than those of its precise rows, if it has any? Then there are both.
+static __host__ __device__ __forceinline__ bool has_precise_queries(uint k_kind, bool has_precise_rows) {
+    return KV_KIND_IS_BAND(k_kind) && has_precise_rows;
 }
 
 // A warp makes every n-th row. The launch that reads them may begin when the scales of all rows say that these are not there yet.

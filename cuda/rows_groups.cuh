@@ -258,14 +258,15 @@ __host__ __device__ constexpr uint group_floats(uint template_size, uint size) {
     return size*(batch_of(template_size) + 4);
 }
 
-// Rows of an op that are looked at together, and tables of the widths that a row has.
+// Rows of an op that are looked at together.
 constexpr uint LOOKED_AT = 2048;
 
+// TABLES: widths that codes of a row have.
 template <uint TABLES> struct group_memory {
     nearest_table nearest[TABLES];
     float         levels[KV_LEVELS];
     uint          same[LOOKED_AT/32]; // a bit for each: is it of the group?
-    uint8_t       cell_of[LOOKED_AT]; // its cell
+    uint8_t       cells_of_rows[LOOKED_AT];
     uint          cells[32];
     bool          zero[32];
     scale_choice  choices[2][ROW_WARPS][256/32]; // of each warp, for each group; of two rows in turns
@@ -364,8 +365,7 @@ template <uint SIZE, bool BANDS, uint N, uint TABLES> __device__ __forceinline__
     }
 }
 
-// Those of the first `rows` of a head that fall into the group of row `own`, bit by bit, and their cells; `from` is the first of them that
-// is looked at. By all warps.
+// Those of the `rows` of a head, from `from` on, that fall into a group, bit by bit, and their cells. By all warps.
 template <uint TABLES> __device__ __forceinline__ void find_rows(
         const rows_params & p, uint size, uint head, uint stride, uint from, uint rows, uint64_t group, uint warp, uint lane, group_memory<TABLES> & memory) {
     constexpr uint AT_ONCE = 4; // each is a wait for memory
@@ -382,16 +382,14 @@ template <uint TABLES> __device__ __forceinline__ void find_rows(
         for (uint i = 0; i < AT_ONCE; ++i) {
             const uint at = first + 32*ROW_WARPS*i;
             const uint same = __ballot_sync(KV_ALL_LANES, place[i].found && place[i].group == group);
-            if (at < LOOKED_AT) {
-                memory.same[at/32] = same;
-                memory.cell_of[at + lane] = (uint8_t) place[i].cell;
-            }
+            memory.same[at/32] = same;
+            memory.cells_of_rows[at + lane] = (uint8_t) place[i].cell;
         }
     }
     sync_warps<ROW_WARPS>();
 }
 
-// Rows of one head of the op that a block looks at, so that all blocks are there at once.
+// Rows of one head of the op that a block looks at, so that all blocks of a batch are there at once.
 __host__ __device__ constexpr uint block_rows_of(uint units) {
     return units <= 1024 ? 1 : units <= 16384 ? (units + 1023)/1024 : 16;
 }
@@ -503,7 +501,7 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
             looked_at += LOOKED_AT;
         }
         uint left = few ? same : own_memory.same[base % LOOKED_AT/32];
-        cell = few ? cell : own_memory.cell_of[base % LOOKED_AT + lane];
+        cell = few ? cell : own_memory.cells_of_rows[base % LOOKED_AT + lane];
         while (left != 0) {
             const uint count = ::min((uint) __popc(left), BATCH);
             for (uint k = 0; k < count; ++k, left &= left - 1) {

@@ -90,7 +90,7 @@ void pairs() {
                                                                { "srft4", "f32" }, { "turbo4", "q8_0" }, { "qjl1", "polar3" }, { "srft4", "turbo4" } };
     if (gpu.is_fast) {
         names.insert(names.end(), { { "srft8", "srft4" }, { "srft4", "srft3" }, { "srft3", "srft2" }, { "delta4", "srft3" }, { "delta3", "srft4" }, { "delta4", "f16" }, { "delta3", "srft8" },
-                                    { "band4", "srft4" }, { "band3", "srft3" }, { "band2", "srft2" } });
+                                    { "band4", "srft4" }, { "band4", "srft3" }, { "band3", "srft4" }, { "band3", "srft3" }, { "band2", "srft3" }, { "band2", "srft2" } });
     }
     for (const Family & f : families()) {
         if (f.serves_k) { names.emplace_back(f.name, f.serves_v ? f.name : "f16"); }
@@ -167,7 +167,7 @@ void long_ones() {
     int turn = 0;
     for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "srft3", "srft2" },
                                  { "srft8", "srft4" }, { "srft8", "srft3" }, { "srft4", "srft3" }, { "srft3", "srft3" }, { "srft2", "srft2" }, { "delta4", "srft3" }, { "delta3", "srft4" },
-                                 { "band4", "srft4" }, { "band3", "srft3" }, { "polar4", "turbo4" }, { "f16", "srft4" }, { "srft4", "q8_0" }, { "bf16", "srft4" }, { "q4_0", "srft8" } }) {
+                                 { "band4", "srft4" }, { "band4", "srft3" }, { "band3", "srft4" }, { "band3", "srft3" }, { "band2", "srft3" }, { "band2", "srft2" }, { "polar4", "turbo4" }, { "f16", "srft4" }, { "srft4", "q8_0" }, { "bf16", "srft4" }, { "q4_0", "srft8" } }) {
         for (int d : { 64, 128, 256 }) {
             for (auto [n_head, n_head_kv] : { std::pair<int, int>{ 8, 2 }, { 9, 3 }, { 16, 2 }, { 7, 1 }, { 2, 2 } }) {
                 AttentionCase c = make_case(k, v, d, 1, 2000 + 13*n_head);
@@ -247,12 +247,12 @@ void copies(const std::string & family, int d, ggml_type other) {
 }
 
 // A cell that is overwritten again and again, with neighbours that were coded after it.
-void overwriting(const std::string & family, int d) {
-    if (!begin_case("overwriting " + family + " " + std::to_string(d))) {
+void overwriting(const std::string & family, int d, int64_t n_rows) {
+    if (!begin_case("overwriting " + family + " " + std::to_string(d) + " by " + std::to_string(n_rows))) {
         return;
     }
     const ggml_type our = type_for(family, d);
-    const int64_t n_head = 2, n_cells = 150, n_rows = 40;
+    const int64_t n_head = 2, n_cells = 150;
     std::vector<std::vector<float>> got;
     for (ggml_backend_t backend : { (ggml_backend_t) nullptr, gpu.backend }) {
         const Device device(backend);
@@ -421,9 +421,10 @@ void run_gpu_cases(const GpuTest & test) {
         copies(f.name, type_for(f.name, 80) == GGML_TYPE_COUNT ? 256 : 80, GGML_TYPE_F16);
     }
     for (const char * family : { "srft4", "delta4", "delta3", "band4", "band3" }) {
-        overwriting(family, 128);
-        overwriting(family, 64);
-        overwriting(family, 256);
+        for (int d : { 128, 64, 256 }) {
+            overwriting(family, d, 40);
+            overwriting(family, d, 20);
+        }
     }
     flipped_bits();
     reasons();

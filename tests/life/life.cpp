@@ -30,6 +30,7 @@ std::vector<Pair> all_pairs() {
         at = end + 2;
     }
     res.push_back({ "delta4", "srft4" });
+    res.push_back({ "band4", "srft4" });
     res.push_back({ "q8_0", "srft4" });
     res.push_back({ "srft4,0=delta4,1=f16", "srft3,-1=srft8" });
     return res;

@@ -54,7 +54,7 @@ struct Setup {
     int      threads = 1;
     bool     swa_full = false;
     int      recent   = 24; // cells of a sequence that are kept as precise rows, where the types say nothing
-    bool     on_cpu   = false; // caches of layers that are on the GPU, too
+    bool     on_cpu   = false; // caches, though layers are on the GPU
 };
 
 // Types that need a calibration find one of random matrices beside the model.

@@ -13,8 +13,8 @@
 
 namespace {
 
+constexpr double OTHER_ORDER  = 2e-4; // KL of sums in another order
 constexpr double OTHER_DEVICE = 5e-3; // and of another precision
-constexpr double OTHER_ORDER = 2e-4;  // KL of sums in another order
 
 void append(std::vector<Token> & to, const std::vector<Token> & tokens) {
     to.insert(to.end(), tokens.begin(), tokens.end());
