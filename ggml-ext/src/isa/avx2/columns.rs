@@ -9,7 +9,7 @@ use super::unpack::{nibble_levels, nibble_table};
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
 use crate::codec::RowFormat;
-use crate::isa::generic::{code_bytes, unpack_turned, with_chunks, PackedRows};
+use crate::isa::generic::{code_bytes, unpack_bands, unpack_turned, with_chunks, PackedRows, Words};
 use crate::isa::{by_rows, LevelBlock, Queries, CELLS};
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -25,6 +25,7 @@ pub(super) unsafe fn unpack(rows: PackedRows, bias: u8, out: LevelBlock) {
     unsafe {
         match rows.layout.packing {
             Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, bias, out),
+            Packing::Bands(f) => unpack_bands::<__m256i>(rows, f, bias, out),
             packing => with_chunks!(__m256i, packing, bias, |chunks| {
                 unpack_turned::<_, LANES>(chunks, rows, out, |x| words_of_8(x))
             }),
@@ -56,6 +57,50 @@ unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, bias: u8, out: LevelBlock) {
                     }
                 }
             }
+        }
+    }
+}
+
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "for all: the caller's promise is a CPU with AVX2, and that pointers hold what is read"
+)]
+impl Words for __m256i {
+    #[inline(always)]
+    unsafe fn words(p: *const u8, stride: usize) -> [Self; 4] {
+        unsafe {
+            let mut x = [_mm256_setzero_si256(); 4];
+            for (i, x) in x.iter_mut().enumerate() {
+                let part = |i: usize| _mm_loadu_si128(p.add(i * stride).cast());
+                *x = _mm256_set_m128i(part(i + 4), part(i));
+            }
+            words_of_4(x)
+        }
+    }
+    #[inline(always)]
+    unsafe fn field<const SHIFT: u32, const MASK: u8>(self) -> Self {
+        unsafe {
+            let shifted = match SHIFT {
+                0 => self,
+                2 => _mm256_srli_epi16::<2>(self),
+                4 => _mm256_srli_epi16::<4>(self),
+                _ => _mm256_srli_epi16::<6>(self),
+            };
+            _mm256_and_si256(shifted, _mm256_set1_epi8(MASK as i8))
+        }
+    }
+    #[inline(always)]
+    unsafe fn byte_of_words(self, n: usize) -> Self {
+        unsafe {
+            let word = |i: i32| (4 * i + n as i32) * 0x0101_0101;
+            _mm256_shuffle_epi8(self, _mm256_broadcastsi128_si256(_mm_setr_epi32(word(0), word(1), word(2), word(3))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn choose_by(self, bits: u32, set: Self, clear: Self) -> Self {
+        unsafe {
+            let bits = _mm256_set1_epi32(bits as i32);
+            _mm256_blendv_epi8(clear, set, _mm256_cmpeq_epi8(_mm256_and_si256(self, bits), bits))
         }
     }
 }

@@ -5,12 +5,12 @@
 //! ```
 
 use super::products::Products;
-use super::unpack::{nibble_levels, nibble_table};
+use super::unpack::{nibble_levels, nibble_table, sixteens};
 use super::BIAS;
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
 use crate::codec::RowFormat;
-use crate::isa::generic::{code_bytes, opaque, unpack_turned, with_chunks, PackedRows};
+use crate::isa::generic::{code_bytes, opaque, unpack_bands, unpack_turned, with_chunks, PackedRows, Words};
 use crate::isa::{by_rows, LevelBlock, Queries, BUNDLE, CELLS, MAX_WIDTH};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -23,6 +23,12 @@ pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
     unsafe {
         match rows.layout.packing {
             Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
+            Packing::Bands(f) => {
+                for first in (0..rows.n).step_by(BUNDLE) {
+                    rows.prefetch_next::<__m512i, BUNDLE>(first);
+                }
+                unpack_bands::<__m512i>(rows, f, BIAS, out);
+            }
             packing => with_chunks!(__m512i, packing, BIAS, |chunks| {
                 unpack_turned::<_, BUNDLE>(chunks, rows, out, |x| words_of_16(x))
             }),
@@ -74,6 +80,32 @@ unsafe fn codes(p: *const u8, stride: usize) -> [__m512i; 8] {
             out[4 + k] = _mm512_shuffle_i32x4::<0xdd>(a[k], b[k]);
         }
         out
+    }
+}
+
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "for all: the caller's promise is a CPU with AVX-512, and that pointers hold what is read"
+)]
+impl Words for __m512i {
+    #[inline(always)]
+    unsafe fn words(p: *const u8, stride: usize) -> [Self; 4] {
+        unsafe { words_of_4(sixteens(p, opaque(stride))) }
+    }
+    #[inline(always)]
+    unsafe fn field<const SHIFT: u32, const MASK: u8>(self) -> Self {
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<SHIFT>(self), _mm512_set1_epi8(MASK as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn byte_of_words(self, n: usize) -> Self {
+        unsafe {
+            let word = |i: i32| (4 * i + n as i32) * 0x0101_0101;
+            _mm512_shuffle_epi8(self, _mm512_broadcast_i32x4(_mm_setr_epi32(word(0), word(1), word(2), word(3))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn choose_by(self, bits: u32, set: Self, clear: Self) -> Self {
+        unsafe { _mm512_mask_mov_epi8(clear, _mm512_test_epi8_mask(self, _mm512_set1_epi32(bits as i32)), set) }
     }
 }
 

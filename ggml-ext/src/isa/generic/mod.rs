@@ -4,6 +4,7 @@
 //! bundles       16 rows each; a copy fills up the last one                    (rows.rs)
 //!   levels      Chunks: a register of levels of one row, for each packing     (chunks.rs)
 //!               a few rows side by side, turned into the form of a product    (rows.rs)
+//!               bands of several rows, turned while they are packed           (bands.rs)
 //!   scales      ScaleLanes: a register of the scales of some rows             (scales.rs)
 //! ```
 //!
@@ -13,11 +14,15 @@
 //! Functions here are inlined into functions of the instruction set, which enable its instructions: nothing here does. So
 //! everything is `#[inline(always)]` and unsafe, and the promise that is passed on is that the CPU has the instructions.
 
+#[cfg(target_arch = "x86_64")]
+mod bands;
 mod chunks;
 pub mod polar;
 pub mod rows;
 mod scales;
 
+#[cfg(target_arch = "x86_64")]
+pub use bands::{unpack_bands, Words};
 pub use chunks::{BandChunks, BlockChunks, Chunks, CodeChunks, SignChunks, TurboChunks};
 pub use rows::{by_bundles, unpack_rows, unpack_turned, PackedRows};
 pub use scales::{unpack_scales, ScaleLanes, CODE_OFFSET, CODE_SHIFT};
