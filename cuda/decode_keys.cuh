@@ -41,8 +41,8 @@ __device__ __forceinline__ void mma_s8(int (&d)[4], const uint (&a)[4], uint b0,
 
 // Levels of kv_srft.h. A selector from 8 on gives the sign of a byte: of the lower half -1, of the upper half 0, so the upper
 // half is one larger. The upper half is found by the complement of the code.
-constexpr uint LOWER_0 = four_bytes(-127, -98, -78, -61), LOWER_1 = four_bytes(-46, -32, -19, -7);
-constexpr uint UPPER_0 = four_bytes(113, 91, 73, 58), UPPER_1 = four_bytes(45, 32, 19, 7);
+constexpr uint LOWER_0 = four_bytes(-127, -96, -76, -59), LOWER_1 = four_bytes(-45, -33, -21, -9);
+constexpr uint UPPER_0 = four_bytes(118, 93, 73, 57), UPPER_1 = four_bytes(42, 29, 16, 4);
 
 // Where rows are read from: the cache itself, or a tile of it in shared memory.
 struct cache_bytes {

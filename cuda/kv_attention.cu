@@ -346,7 +346,7 @@ bool kv_cuda_writes_first(const kv_cuda_attention & op, const kv_cuda_plan & pla
     bool res = plan.together && plan.main.bulk.teams > 0;
     for (int i = 0; i < writes.count; ++i) {
         const kv_rows_args & rows = writes.op[i].args;
-        res = res && writes.op[i].size == op.k_size && writes.op[i].index_bytes != 0 && rows.rows[1]*rows.rows[2] == 1;
+        res = res && writes.op[i].kind != KV_KIND_DELTA8 && writes.op[i].size == op.k_size && writes.op[i].index_bytes != 0 && rows.rows[1]*rows.rows[2] == 1;
     }
     return res;
 }

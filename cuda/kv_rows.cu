@@ -159,6 +159,11 @@ static bool is_common(uint size) {
     return size == 64 || size == 128 || size == 256;
 }
 
+// delta8 has no kernels for sizes: it is for the few layers whose keys are large.
+static bool has_kernel_of_size(uint kind, uint size) {
+    return is_common(size) && kind != KV_KIND_DELTA8;
+}
+
 static rows_params params_of(const kv_cuda_rows & op) {
     return { op.args, op.kind, op.size, op.float_kind, op.index_bytes, (const uint8_t *) op.from, (const uint8_t *) op.index, (uint8_t *) op.to };
 }
@@ -170,7 +175,8 @@ template <write_of OF> static auto write_kernel(uint size) {
 static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params * attention, const bulk_queries & queries, cudaStream_t stream) {
     write_params p = {};
     const uint size = attention ? attention->k_size : writes.count > 0 ? writes.op[0].size : 0;
-    write_of of = is_common(size) ? write_of::srft : write_of::rows;
+    const bool own_kernel = has_kernel_of_size(writes.count > 0 ? writes.op[0].kind : KV_KIND_SRFT8, size);
+    write_of of = own_kernel ? write_of::srft : write_of::rows;
     for (int i = 0; i < writes.count; ++i) {
         const write_of needed = needed_by(writes.op[i].kind);
         of = needed > of ? needed : of;
@@ -187,15 +193,16 @@ static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params
         const bool groups = KV_KIND_IS_DELTA(op.kind);
         const uint stride = group_stride(op.args, op.index_bytes), block_rows = block_rows_of(op.args.units);
         const uint own_blocks = groups ? (op.args.units/stride + block_rows - 1)/block_rows*stride : (::min(op.args.units, MOST_WARPS) + warps - 1)/warps;
-        const size_t own_floats = groups ? group_floats(is_common(size), size) : warps*KV_ROWS_FLOATS(size);
+        const size_t own_floats = groups ? group_floats(own_kernel, size) : warps*KV_ROWS_FLOATS(size);
         blocks = own_blocks > blocks ? own_blocks : blocks;
         floats = own_floats > floats ? own_floats : floats;
     }
     if (count == 0 && !attention) {
         return cudaSuccess;
     }
-    const auto kernel = of == write_of::rows ? write_kernel<write_of::rows>(size) : of == write_of::srft ? write_kernel<write_of::srft>(size) :
-                        of == write_of::delta ? write_kernel<write_of::delta>(size) : write_kernel<write_of::bands>(size);
+    const uint kernel_size = own_kernel ? size : 0;
+    const auto kernel = of == write_of::rows ? write_kernel<write_of::rows>(kernel_size) : of == write_of::srft ? write_kernel<write_of::srft>(kernel_size) :
+                        of == write_of::delta ? write_kernel<write_of::delta>(kernel_size) : write_kernel<write_of::bands>(kernel_size);
     if (count == 0) {
         count  = 1;
         blocks = (queries.all_rows + warps - 1)/warps;
@@ -222,7 +229,7 @@ bool kv_cuda_write_together(const kv_cuda_rows & a, const kv_cuda_rows & b) {
     const uint32_t most = 1024;
     const bool     groups = KV_KIND_IS_DELTA(a.kind) || KV_KIND_IS_DELTA(b.kind);
     const auto     fits = [&](const kv_cuda_rows & op) { return op.args.units <= most && (!groups || KV_KIND_IS_DELTA(op.kind) || KV_KIND_IS_SRFT(op.kind)); };
-    return a.size == b.size && !(KV_KIND_IS_DELTA(a.kind) && KV_KIND_IS_DELTA(b.kind)) && fits(a) && fits(b) && (!groups || kv::is_common(a.size));
+    return a.size == b.size && !(KV_KIND_IS_DELTA(a.kind) && KV_KIND_IS_DELTA(b.kind)) && fits(a) && fits(b) && (!groups || (kv::has_kernel_of_size(a.kind, a.size) && kv::has_kernel_of_size(b.kind, b.size)));
 }
 
 cudaError_t kv_cuda_set_rows(const kv_cuda_writes & writes, cudaStream_t stream) {

@@ -101,7 +101,7 @@ static __device__ __forceinline__ uint halves_of_bytes(uint word, uint at) {
 
 // Of bands the mean.
 __host__ __device__ constexpr uint code_bits(uint kind) {
-    return kind == KV_KIND_SRFT8 ? 8 : kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4 || kind == KV_KIND_BAND4 ? 4 : kind == KV_KIND_SRFT2 || kind == KV_KIND_BAND2 ? 2 : 3;
+    return kind == KV_KIND_SRFT8 || kind == KV_KIND_DELTA8 ? 8 : kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4 || kind == KV_KIND_BAND4 ? 4 : kind == KV_KIND_SRFT2 || kind == KV_KIND_BAND2 ? 2 : 3;
 }
 
 // Rows that hang together in groups, bands among them.

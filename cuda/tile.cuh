@@ -45,7 +45,7 @@ static __device__ __forceinline__ void fill_levels(uint kind, uint thread, float
         kv_band_levels(thread, levels);
         return;
     }
-    if (kv_is_plain(kind) || !kv_is_chunked(kind) || kind == KV_KIND_SRFT8 || thread >= 1u << kv_code_bits(kind)) {
+    if (kv_is_plain(kind) || !kv_is_chunked(kind) || kv_code_bits(kind) == 8 || thread >= 1u << kv_code_bits(kind)) {
         return;
     }
     levels[thread] = KV_KIND_IS_TURBO(kind) ? rintf(kv_turbo_levels(kind)[thread]*turbo_unit(kind))

@@ -29,17 +29,18 @@
 #define KV_KIND_BAND4 304
 #define KV_KIND_BAND3 320
 #define KV_KIND_BAND2 336
+#define KV_KIND_DELTA8 352
 
 #define KV_KIND_IS_SRFT(kind) ((kind) >= KV_KIND_SRFT8 && (kind) <= KV_KIND_SRFT2)
 #define KV_KIND_IS_BAND(kind) ((kind) >= KV_KIND_BAND4 && (kind) <= KV_KIND_BAND2)
 // Cells are coded together, as differences: of equal codes, or in bands.
-#define KV_KIND_IS_DELTA(kind) ((kind) == KV_KIND_DELTA4 || (kind) == KV_KIND_DELTA3 || KV_KIND_IS_BAND(kind))
+#define KV_KIND_IS_DELTA(kind) ((kind) == KV_KIND_DELTA4 || (kind) == KV_KIND_DELTA3 || (kind) == KV_KIND_DELTA8 || KV_KIND_IS_BAND(kind))
 #define KV_KIND_IS_POLAR(kind) ((kind) == KV_KIND_POLAR4 || (kind) == KV_KIND_POLAR3)
 #define KV_KIND_IS_TURBO(kind) ((kind) == KV_KIND_TURBO4 || (kind) == KV_KIND_TURBO3)
 // Values of the row of a head in the domain that its scores and sums are taken in.
 #define KV_WIDTH(kind, size) (KV_KIND_IS_TURBO(kind) ? 2*(size) : (size))
 // Ours, and the shaders have kernels for it.
-#define KV_KIND_IS_SERVED(kind) ((kind) >= KV_KIND_SRFT8 && (kind) <= KV_KIND_BAND2)
+#define KV_KIND_IS_SERVED(kind) ((kind) >= KV_KIND_SRFT8 && (kind) <= KV_KIND_DELTA8)
 // Rows that hold keys alone.
 #define KV_KIND_K_ONLY(kind) (KV_KIND_IS_DELTA(kind) || (kind) == KV_KIND_QJL1)
 

@@ -1,4 +1,4 @@
-// delta4, delta3, band4, band3, band2: the row format of ggml-ext/src/codec/delta.rs, rows that are differences from what their
+// delta8, delta4, delta3, band4, band3, band2: the row format of ggml-ext/src/codec/delta.rs, rows that are differences from what their
 // group makes expect.
 //
 //     u_t = d_t + RHO u_(t-1)    a chained row         row = scales and codes of d | its share of m: f16 x slots

@@ -110,7 +110,7 @@ static inline float kv_row_scale(device const uchar * row, uint kind, uint size,
     }
     if (!kv_is_plain(kind)) {
         const uint group = i/kv_srft_group(size);
-        return (kind == KV_KIND_SRFT8 ? kv_norm(row, group) : kv_srft_scale(row[group]))*kv_srft_unit(kv_code_bits(kind));
+        return (kv_code_bits(kind) == 8 ? kv_norm(row, group) : kv_srft_scale(row[group]))*kv_srft_unit(kv_code_bits(kind));
     }
     return (float) *(device const half *) (row + i/32*(kind == KV_KIND_Q8_0 ? 34 : 18));
 }
@@ -177,7 +177,7 @@ static inline float kv_row_value(device const uchar * row, uint kind, uint size,
 
 // Fills the table of levels that a kind needs, KV_LEVELS floats at most: it is read at places that differ from lane to lane.
 static inline void kv_row_levels(uint kind, uint thread_index, threadgroup float * levels) {
-    if (kv_is_plain(kind) || !kv_is_chunked(kind) || kind == KV_KIND_SRFT8) {
+    if (kv_is_plain(kind) || !kv_is_chunked(kind) || kind == KV_KIND_SRFT8 || kind == KV_KIND_DELTA8) {
         return;
     }
     if (KV_KIND_IS_BAND(kind)) {
@@ -232,8 +232,10 @@ static inline void kv_row_encode_difference(
         kv_band_encode(y, kind, size, levels, lane, row);
     } else if (kind == KV_KIND_DELTA4) {
         kv_srft_encode(y, 4, size, lane, row);
-    } else {
+    } else if (kind == KV_KIND_DELTA3) {
         kv_srft_encode(y, 3, size, lane, row);
+    } else {
+        kv_srft_encode(y, 8, size, lane, row);
     }
 }
 

@@ -19,15 +19,15 @@ using namespace metal;
 #define KV_SRFT_UNIT 128.0f
 // Fitting shrinks values by this part on average: they are read so much larger.
 #define KV_SRFT_KAPPA_5 1.0016f
-#define KV_SRFT_KAPPA_4 1.0062f
+#define KV_SRFT_KAPPA_4 1.0059f
 #define KV_SRFT_KAPPA_3 1.0251f
 #define KV_SRFT_KAPPA_2 1.1079f
 
 constant float kv_levels_5[32] = { -127.0f, -111.0f, -96.0f, -85.0f, -76.0f, -68.0f, -61.0f, -53.0f, -46.0f, -40.0f, -33.0f,
                                    -27.0f,  -21.0f,  -15.0f, -9.0f,  -4.0f,  2.0f,   8.0f,   14.0f,  20.0f,  26.0f,  32.0f,
                                    38.0f,   44.0f,   50.0f,  57.0f,  64.0f,  72.0f,  80.0f,  89.0f,  99.0f,  111.0f };
-constant float kv_levels_4[16] = { -127.0f, -98.0f, -78.0f, -61.0f, -46.0f, -32.0f, -19.0f, -7.0f,
-                                   6.0f,    18.0f,  31.0f,  44.0f,  57.0f,  72.0f,  90.0f,  112.0f };
+constant float kv_levels_4[16] = { -127.0f, -96.0f, -76.0f, -59.0f, -45.0f, -33.0f, -21.0f, -9.0f,
+                                   3.0f,    15.0f,  28.0f,  41.0f,  56.0f,  72.0f,  92.0f,  117.0f };
 constant float kv_levels_3[8] = { -127.0f, -77.0f, -44.0f, -17.0f, 8.0f, 34.0f, 63.0f, 101.0f };
 constant float kv_levels_2[4] = { -127.0f, -44.0f, 18.0f, 88.0f };
 constant float kv_levels_1[2] = { -127.0f, 77.0f };
@@ -42,7 +42,7 @@ constant int kv_search[5][2][KV_SRFT_TRIES] = { { { -12, -10, -9, -7 }, { -17, -
 
 // Bits of a code in a row of levels, of bands the mean: srft's, delta's differences, turbo's first stage.
 static inline uint kv_code_bits(uint kind) {
-    if (kind == KV_KIND_SRFT8) {
+    if (kind == KV_KIND_SRFT8 || kind == KV_KIND_DELTA8) {
         return 8;
     }
     if (kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4 || kind == KV_KIND_BAND4) {

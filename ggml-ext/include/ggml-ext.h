@@ -306,8 +306,8 @@ size_t ggml_ext_band_order(int32_t id, int32_t *order, size_t size);
 // Does a K tensor of this type need a calibration?
 bool ggml_ext_needs_calibration(int32_t id);
 
-// Are keys of this type predicted from others, so that they gain by a calibration? Of a spec: those of most layers.
-bool ggml_ext_predicts(int32_t id);
+// Do keys of this type gain by a calibration? Of a spec: those of most layers.
+bool ggml_ext_gains_by_calibration(int32_t id);
 
 // Encodes rows of a concrete type: n is a multiple of the head size. False (nothing written) for other ids or sizes.
 // Where cells are coded together, the rows are those of one head in consecutive cells from the beginning of a group.
@@ -399,6 +399,18 @@ bool ggml_ext_mul_mat(const struct ggml_ext_tensor *k,
                       const struct ggml_ext_tensor *dst,
                       int ith,
                       int nth);
+
+// Is there ggml_ext_multiply for matrices of this size?
+bool ggml_ext_multiplies(int64_t size);
+
+// MUL_MAT of f16 matrices and f32 rows, dst[i, j] = m_row(i) . x_row(j), as calibrated keys and queries are multiplied: a
+// square matrix for each of some heads.
+// Safety: The pointers are NULL or descriptions of memory that is there.
+bool ggml_ext_multiply(const struct ggml_ext_tensor *m,
+                       const struct ggml_ext_tensor *x,
+                       const struct ggml_ext_tensor *dst,
+                       int ith,
+                       int nth);
 
 // The header of a state, prefix included: its length; written where it fits into `size`.
 // Safety: `state` is NULL or a description with arrays as long as said; `dst` is NULL or has room for `size` bytes.
@@ -499,7 +511,7 @@ bool ggml_ext_state_recode(int32_t id,
     X(ggml_ext_calibration_file) \
     X(ggml_ext_band_order) \
     X(ggml_ext_needs_calibration) \
-    X(ggml_ext_predicts) \
+    X(ggml_ext_gains_by_calibration) \
     X(ggml_ext_encode) \
     X(ggml_ext_encode_ref) \
     X(ggml_ext_decode) \
@@ -517,6 +529,8 @@ bool ggml_ext_state_recode(int32_t id,
     X(ggml_ext_attention_finish) \
     X(ggml_ext_mul_mat_supports) \
     X(ggml_ext_mul_mat) \
+    X(ggml_ext_multiplies) \
+    X(ggml_ext_multiply) \
     X(ggml_ext_state_header) \
     X(ggml_ext_state_header_rest) \
     X(ggml_ext_state_check) \

@@ -29,7 +29,7 @@ class ggml_ext_calibrated {
         char file[8192];
         named        = ggml_ext_calibration_file((int32_t) type_k, ggml_ext_model_path(&model).c_str(), file, sizeof(file));
         path         = file;
-        predicted    = ggml_ext_predicts((int32_t) type_k);
+        gains        = ggml_ext_gains_by_calibration((int32_t) type_k);
         arch         = model.arch_name();
         is_mla       = model.hparams.is_mla() || arch == "deepseek4";
         no_alloc     = model.hparams.no_alloc;
@@ -46,7 +46,7 @@ class ggml_ext_calibrated {
             return;
         }
         // The guard raised it, since its keys are large: turned, they would lose more than they gain.
-        if (predicted && !ggml_ext_predicts(k->type)) {
+        if (gains && !ggml_ext_gains_by_calibration(k->type)) {
             return;
         }
         if (is_mla) {
@@ -157,6 +157,9 @@ class ggml_ext_calibrated {
         x = many ? ggml_permute(ctx, x, 0, 2, 1, 3) : ggml_reshape_4d(ctx, contiguous(ctx, x), size, heads/n, n, tokens);
         x = ggml_mul_mat(ctx, matrices, x);
         ggml_prec_set_acc(x, GGML_PREC_F32);
+        if (ggml_ext_multiplies(size)) {
+            ggml_ext_mark_product(x);
+        }
         return many ? ggml_permute(ctx, x, 0, 2, 1, 3) : ggml_reshape_3d(ctx, x, size, heads, tokens);
     }
 
@@ -175,7 +178,7 @@ class ggml_ext_calibrated {
 
     // while the cache is made
     std::string                         path, arch;
-    bool                                named = false, predicted = false, is_mla = false, no_alloc = false;
+    bool                                named = false, gains = false, is_mla = false, no_alloc = false;
     std::function<uint64_t()>           model_digest;
     std::optional<ggml_ext_calibration> file;
     std::vector<std::pair<const ggml_ext_calibration::layer *, layer>> pending;

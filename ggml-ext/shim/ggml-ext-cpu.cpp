@@ -1,4 +1,4 @@
-// The shim's part in the CPU backend: an extra that computes the ops on our types.
+// The shim's part in the CPU backend: an extra that computes the ops on our types, and the products of calibrated keys and queries.
 //
 // Every op that computes with one of our types is claimed, so that none is computed by code that does not know the type. A
 // graph that was placed by supports_op never meets one that the library refuses; an RPC server computes what it is sent
@@ -152,10 +152,15 @@ bool is_concat_of_rows(const ggml_tensor * op) {
            ggml_get_op_params_i32(op, 0) > 0 && whole(op->src[0]) && whole(op->src[1]);
 }
 
+// A product of calibrated keys or queries: ggml has it too, but takes longer.
+bool is_product(const ggml_tensor * op) {
+    return ggml_ext_is_product(op) && op->src[0] && op->src[1] && op->src[0]->type == GGML_TYPE_F16 && op->src[1]->type == GGML_TYPE_F32;
+}
+
 // What else there is on these types comes here, and is refused where the library has no such op.
 bool claims(const ggml_tensor * op) {
     // LIGHTNING_INDEXER is ggml's own code, through to_float
-    return op->op != GGML_OP_LIGHTNING_INDEXER && !is_concat_of_rows(op) && ggml_ext_concerns(op);
+    return is_product(op) || (op->op != GGML_OP_LIGHTNING_INDEXER && !is_concat_of_rows(op) && ggml_ext_concerns(op));
 }
 
 // Is it an op that the library has, with the sources that it takes?
@@ -176,6 +181,7 @@ bool serves(const ggml_tensor * op) {
         case GGML_OP_SET_ROWS:
             return sources(2) && ggml_ext_is_ours(op->type);
         case GGML_OP_MUL_MAT:
+            return sources(2) && (ggml_ext_is_ours(op->src[0]->type) || is_product(op));
         case GGML_OP_GET_ROWS:
             return sources(2) && ggml_ext_is_ours(op->src[0]->type);
         case GGML_OP_CPY:
@@ -220,7 +226,7 @@ bool compute(const ggml_compute_params * params, const ggml_tensor * op) {
         }
         case GGML_OP_MUL_MAT: {
             const ggml_ext_tensor src1 = describe(op->src[1]);
-            return ggml_ext_mul_mat(&src0, &src1, &dst, ith, nth);
+            return is_product(op) ? ggml_ext_multiply(&src0, &src1, &dst, ith, nth) : ggml_ext_mul_mat(&src0, &src1, &dst, ith, nth);
         }
         default:
             return ggml_ext_copy(&dst, &src0, ith, nth);

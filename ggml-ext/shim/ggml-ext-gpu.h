@@ -176,7 +176,8 @@ inline bool has_recent(const ggml_tensor * op) {
 
 // The type of precise rows beside rows of this one.
 inline ggml_type precise_type(const ggml_tensor * t) {
-    return ggml_ext_is_ours(t->type) ? (ggml_type) (KV_KIND_SRFT8 + (t->type - GGML_EXT_TYPE_BASE) % 16) :
+    return t->type >= KV_KIND_DELTA8 && t->type < KV_KIND_DELTA8 + 16 ? GGML_TYPE_F16 :
+           ggml_ext_is_ours(t->type) ? (ggml_type) (KV_KIND_SRFT8 + (t->type - GGML_EXT_TYPE_BASE) % 16) :
            is_float(t->type) ? t->type : GGML_TYPE_F16;
 }
 

@@ -10,6 +10,8 @@
 #include "ggml-ext.h"
 #include "ggml.h"
 
+#define GGML_EXT_PRODUCT 0x6b766d6d
+
 #ifdef __cplusplus
 #    include <stdexcept>
 #    include <string>
@@ -31,6 +33,15 @@ size_t ggml_ext_quantize(enum ggml_type type, const float * src, void * dst, int
 
 // Does this op compute with one of our types? (Views do not compute.)
 bool ggml_ext_concerns(const struct ggml_tensor * op);
+
+// A MUL_MAT of f16 matrices and f32 rows that the library multiplies where it is computed on a CPU; other devices see an ordinary
+// one. The mark is in the last of an op's parameters, which MUL_MAT does not use.
+static inline void ggml_ext_mark_product(struct ggml_tensor * op) {
+    op->op_params[GGML_MAX_OP_PARAMS/sizeof(op->op_params[0]) - 1] = GGML_EXT_PRODUCT;
+}
+static inline bool ggml_ext_is_product(const struct ggml_tensor * op) {
+    return op->op == GGML_OP_MUL_MAT && op->op_params[GGML_MAX_OP_PARAMS/sizeof(op->op_params[0]) - 1] == GGML_EXT_PRODUCT;
+}
 
 // Has this device code for our types? Backends that know nothing of them may claim their ops by what they exclude.
 bool ggml_ext_device_serves(ggml_backend_dev_t dev);

@@ -23,7 +23,7 @@ use crate::table::{self, Entry, Family};
 const MOST_BITS: u32 = 4;
 
 /// What is tried instead, the smallest first.
-const LADDER: [&str; 5] = ["delta3", "srft4", "delta4", "srft8", "f16"];
+const LADDER: [&str; 5] = ["delta3", "srft4", "delta4", "delta8", "f16"];
 
 /// The largest σ that is left alone.
 pub const MOST: f32 = 0.6;
@@ -200,18 +200,18 @@ mod tests {
         assert_eq!(with("srft4", 1.0), None);
         assert_eq!(with("srft4", 7.0), None);
         assert_eq!(with("srft4", 15.0).as_deref(), Some("delta4"));
-        assert_eq!(with("srft4", 30.0).as_deref(), Some("srft8"));
-        assert_eq!(with("srft4_64", 80.0).as_deref(), Some("srft8"));
+        assert_eq!(with("srft4", 30.0).as_deref(), Some("delta8"));
+        assert_eq!(with("srft4_64", 80.0).as_deref(), Some("delta8"));
         assert_eq!(with("srft4", 1e4).as_deref(), Some("f16"));
         let scaled = |scale| raised("srft4", Weights { k_bias: &bias(15.0), scale, ..Weights::default() });
         assert_eq!(scaled(0.125).as_deref(), Some("delta4"), "as said by 0");
         assert_eq!(scaled(0.05), None, "scores are smaller, and so is what they are wrong by");
-        assert_eq!(scaled(0.5).as_deref(), Some("srft8"));
+        assert_eq!(scaled(0.5).as_deref(), Some("delta8"));
         assert_eq!(with("srft3", 5.0).as_deref(), Some("delta3"), "no more than needed");
-        assert_eq!(with("srft2", 25.0).as_deref(), Some("srft8"));
+        assert_eq!(with("srft2", 25.0).as_deref(), Some("delta8"));
         assert_eq!(with("polar4", 5.0).as_deref(), Some("srft4"), "coarser at as many bits, and never to fewer");
         assert_eq!(with("delta4", 15.0), None, "neighbours share it");
-        assert_eq!(with("delta4", 30.0).as_deref(), Some("srft8"));
+        assert_eq!(with("delta4", 30.0).as_deref(), Some("delta8"));
         for asked in ["srft8", "q4_0", "f16"] {
             assert_eq!(with(asked, 80.0), None, "{asked} is not guarded");
         }
@@ -225,10 +225,10 @@ mod tests {
         assert_eq!(with(1.0, 4.7, 0.0), None);
         assert_eq!(with(1.0, 4.7, 0.125), None, "as said by 0");
         assert_eq!(with(2.0, 4.7, 0.125).as_deref(), Some("delta4"), "the worst of Gemma 3");
-        assert_eq!(with(5.0, 4.7, 0.125).as_deref(), Some("srft8"));
+        assert_eq!(with(5.0, 4.7, 0.125).as_deref(), Some("delta8"));
         // Scale 1 with gains to match is no different from another scale.
         assert_eq!(with(0.125, 4.7, 1.0), None);
-        assert_eq!(with(1.0, 4.7, 1.0).as_deref(), Some("srft8"), "8 times as much");
+        assert_eq!(with(1.0, 4.7, 1.0).as_deref(), Some("delta8"), "8 times as much");
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
         let member = Member::by_name("srft4").unwrap();
         let line =
             raise(member, Side::K, &LAYER, &Weights { k_bias: &bias(80.0), ..Weights::default() }).unwrap().reason;
-        for part in ["layer 3", "from srft4 to srft8", "rms of 80.0", "+4.25 bits/value of its K", "guard=off"] {
+        for part in ["layer 3", "from srft4 to delta8", "rms of 80.0", "+4.50 bits/value of its K", "guard=off"] {
             assert!(line.contains(part), "{part}: {line}");
         }
     }
@@ -265,8 +265,8 @@ mod tests {
         let got = |text: &str, weights: &Weights| resolve(id(text), Side::K, &LAYER, weights).unwrap();
         assert_eq!(got("srft4", &quiet), Resolved { id: id("srft4_64"), raised: None });
         let raised = got("srft4", &loud);
-        assert_eq!(raised.id, id("srft8_64"));
-        assert!(raised.raised.unwrap().contains("from srft4 to srft8"));
+        assert_eq!(raised.id, id("delta8_64"));
+        assert!(raised.raised.unwrap().contains("from srft4 to delta8"));
         for left_alone in ["srft4,guard=off", "srft8,3=srft4"] {
             assert_eq!(got(left_alone, &loud), Resolved { id: id("srft4_64"), raised: None }, "{left_alone}");
         }

@@ -66,6 +66,8 @@ pub mod lanes;
 #[doc(hidden)]
 pub mod metal;
 #[doc(hidden)]
+pub mod products;
+#[doc(hidden)]
 pub mod random;
 #[doc(hidden)]
 pub mod rotation;

@@ -109,11 +109,12 @@ const fn family(
 }
 
 #[rustfmt::skip]
-static FAMILIES: [Family; 14] = [
+static FAMILIES: [Family; 15] = [
     family("srft8", 0, srft, 8, Sides::Both, "SRFT, 8-bit levels, f16 scale per 32"),
     family("srft4", 1, srft, 4, Sides::Both, "SRFT, 16-level table, 8-bit scale per 32"),
     family("srft3", 2, srft, 3, Sides::Both, "SRFT, 8-level table, 8-bit scale per 32"),
     family("srft2", 3, srft, 2, Sides::Both, "SRFT, 4-level table, 8-bit scale per 32"),
+    family("delta8", 14, delta, 8, DELTA_KEYS, "difference from a predicted key as srft8, an I-frame per 64 cells"),
     family("delta4", 4, delta, 4, DELTA_KEYS, "difference from a predicted key as srft4, an I-frame per 64 cells"),
     family("delta3", 5, delta, 3, DELTA_KEYS, "difference from a predicted key as srft3, an I-frame per 64 cells"),
     family("band4", 11, band, 4, DELTA_KEYS, "delta in bands of 5 and 3 bits, calibrated"),
@@ -274,6 +275,7 @@ mod tests {
         assert_eq!(id("srft8_320"), 137);
         assert_eq!(id("srft4_384"), 154);
         assert_eq!(id("qjl1_384"), 298);
+        assert_eq!(id("delta8_64"), 352);
     }
 
     #[test]
@@ -305,6 +307,7 @@ mod tests {
             ("srft3_64", 3.25),
             ("srft2_576", 2.25),
             ("srft4_80", 4.6),
+            ("delta8_128", 8.75),
             ("delta4_128", 4.5),
             ("delta3_128", 3.5),
             ("delta4_576", 4.5),

@@ -85,7 +85,7 @@ void run(const AttentionCase & c) {
 
 // Families and ggml's types on either side, by decoding (one chunk, several) and by prefill.
 void pairs() {
-    std::vector<std::pair<std::string, std::string>> names = { { "srft8", "srft3" }, { "f16", "srft4" }, { "q8_0", "srft4" }, { "delta4", "srft4" },
+    std::vector<std::pair<std::string, std::string>> names = { { "srft8", "srft3" }, { "f16", "srft4" }, { "q8_0", "srft4" }, { "delta4", "srft4" }, { "delta8", "srft4" },
                                                                { "delta3", "srft3" }, { "q4_0", "srft8" }, { "f32", "turbo3" },
                                                                { "srft4", "f32" }, { "turbo4", "q8_0" }, { "qjl1", "polar3" }, { "srft4", "turbo4" } };
     if (gpu.is_fast) {
@@ -154,7 +154,7 @@ void other_sizes() {
         int turn = n_q;
         for (const AttentionCase & c : { make_case("srft4", "srft8", 192, 128, n_q, 70), make_mla_case("srft4", n_q, 40), make_case("polar4", "polar3", 80, n_q, 70),
                                          make_case("turbo4", "turbo3", 112, n_q, 40), make_case("delta4", "srft3", 96, n_q, 130), make_case("turbo3", "turbo4", 512, n_q, 33),
-                                         make_case("srft4", "turbo3", 320, n_q, 40), make_case("delta4", "polar4", 384, n_q, 70), make_case("srft8", "srft4", 80, n_q, 100),
+                                         make_case("srft4", "turbo3", 320, n_q, 40), make_case("delta4", "polar4", 384, n_q, 70), make_case("srft8", "srft4", 80, n_q, 100), make_case("delta8", "srft4", 112, n_q, 130),
                                          make_case("band3", "srft3", 384, n_q, 70), make_case("band2", "srft4", 192, 128, n_q, 70), make_case("band4", "srft8", 576, n_q, 40) }) {
             run(c);
             run(with_recent(c, turn++));
@@ -165,7 +165,7 @@ void other_sizes() {
 // Cells enough for many chunks, and rows enough for several tiles of them.
 void long_ones() {
     int turn = 0;
-    for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "srft3", "srft2" },
+    for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "srft3", "srft2" }, { "delta8", "srft4" },
                                  { "srft8", "srft4" }, { "srft8", "srft3" }, { "srft4", "srft3" }, { "srft3", "srft3" }, { "srft2", "srft2" }, { "delta4", "srft3" }, { "delta3", "srft4" },
                                  { "band4", "srft4" }, { "band4", "srft3" }, { "band3", "srft4" }, { "band3", "srft3" }, { "band2", "srft3" }, { "band2", "srft2" }, { "polar4", "turbo4" }, { "f16", "srft4" }, { "srft4", "q8_0" }, { "bf16", "srft4" }, { "q4_0", "srft8" } }) {
         for (int d : { 64, 128, 256 }) {
@@ -420,7 +420,7 @@ void run_gpu_cases(const GpuTest & test) {
         copies(f.name, 128, GGML_TYPE_F32);
         copies(f.name, type_for(f.name, 80) == GGML_TYPE_COUNT ? 256 : 80, GGML_TYPE_F16);
     }
-    for (const char * family : { "srft4", "delta4", "delta3", "band4", "band3" }) {
+    for (const char * family : { "srft4", "delta8", "delta4", "delta3", "band4", "band3" }) {
         for (int d : { 128, 64, 256 }) {
             overwriting(family, d, 40);
             overwriting(family, d, 20);

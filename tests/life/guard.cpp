@@ -39,11 +39,11 @@ void test_weights() {
         if (!begin_case(std::string("the guard on ") + shape.name)) {
             continue;
         }
-        const std::string layer = std::to_string(LARGE_LAYER), raised = "guard: layer " + layer + ": K raised from srft4 to srft8";
+        const std::string layer = std::to_string(LARGE_LAYER), raised = "guard: layer " + layer + ": K raised from srft4 to delta8";
         const std::string log = log_of(shape, { "srft4", "srft4" });
         check(has(log, raised) && has(log, reason), raised + " because of " + reason + ": " + log);
         check(log.find("guard:") == log.rfind("guard:"), "no other layer is: " + log);
-        check(has(log, "K (srft4 x2 + srft8 x1, 6.08 bits/value with 24 recent cells)"), "the line of the cache tells the mix: " + log);
+        check(has(log, "K (srft4 x2 + delta8 x1, 6.29 bits/value with 24 recent cells)"), "the line of the cache tells the mix: " + log);
         check(!has(log_of(shape, { "srft4,guard=off", "srft4" }), "guard:"), "guard=off raises nothing");
         check(!has(log_of(shape, { "srft4," + layer + "=srft4", "srft4" }), "guard:"), "a layer named by number is the user's");
         check(!has(log_of(shape, { "f16", "srft4" }), "guard:"), "V is left alone");

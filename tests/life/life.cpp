@@ -30,6 +30,7 @@ std::vector<Pair> all_pairs() {
         at = end + 2;
     }
     res.push_back({ "delta4", "srft4" });
+    res.push_back({ "delta8", "srft4" });
     res.push_back({ "band4", "srft4" });
     res.push_back({ "q8_0", "srft4" });
     res.push_back({ "srft4,0=delta4,1=f16", "srft3,-1=srft8" });
@@ -51,7 +52,7 @@ bool is_grouped(const Pair & types) {
 // Measured means are a half to two thirds of these. A family that is not listed may lose as much as any.
 double loss_of(const Pair & types) {
     static const std::map<std::string, double> bounds = {
-        { "srft8", 0.0005 }, { "srft4", 0.045 }, { "srft3", 0.2 },   { "srft2", 0.8 },  { "delta4", 0.03 }, { "delta3", 0.12 },
+        { "srft8", 0.0005 }, { "delta8", 0.0005 }, { "srft4", 0.045 }, { "srft3", 0.2 },   { "srft2", 0.8 },  { "delta4", 0.03 }, { "delta3", 0.12 },
         { "polar4", 0.25 },  { "polar3", 0.55 }, { "turbo4", 0.15 }, { "turbo3", 0.4 }, { "qjl1", 1.1 },    { "q8_0", 0.0005 },
         { "f16", 1e-5 },
     };

@@ -71,8 +71,11 @@ AttentionCase with_recent(AttentionCase c, int turn) {
 
 namespace {
 
-// srft8 beside ours, f16 beside blocks of ggml's, floats beside themselves.
+// srft8 beside ours, f16 beside delta8 and blocks of ggml's, floats beside themselves.
 ggml_type precise_type(ggml_type type, int64_t d) {
+    if (type == type_for("delta8", (int) d)) {
+        return GGML_TYPE_F16;
+    }
     const bool is_float = type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
     return is_ours(type) ? type_for("srft8", (int) d) : is_float ? type : GGML_TYPE_F16;
 }

@@ -20,7 +20,7 @@ std::vector<float> decoded(const ggml_ext_type * type, char side, const uint8_t 
 // The byte that fills up an odd number of 8-bit scales.
 bool is_filling(const ggml_ext_type * type, size_t at) {
     const std::string family = type->family;
-    const bool        has_codes = (family.rfind("srft", 0) == 0 && family != "srft8") || family.rfind("delta", 0) == 0;
+    const bool        has_codes = (family.rfind("srft", 0) == 0 && family != "srft8") || (family.rfind("delta", 0) == 0 && family != "delta8");
     const size_t      scales    = type->head_size/(type->head_size % 32 ? 16 : 32);
     return has_codes && scales % 2 == 1 && at == scales;
 }

@@ -1,7 +1,9 @@
-// MUL_MAT with a K of ours: scores without flash attention.
+// MUL_MAT with a K of ours: scores without flash attention. And products of calibrated keys and queries.
 
 #include "ops.h"
 #include "reference.h"
+
+#include "ggml-ext-seam.h"
 
 namespace {
 
@@ -70,6 +72,49 @@ void scores(const ggml_ext_type * type, ggml_type q_type, int64_t n_q, int64_t n
     check_below(total_error(get_floats(kq), want), BOUND, "error of the scores");
 }
 
+// Marked, as ggml-ext-calibrated.h marks them, they are computed in f32: ggml itself rounds x to f16 first.
+void products(int64_t d, int64_t n_head, int64_t n_head_kv, int64_t n_tokens) {
+    if (!begin_case("products d=" + std::to_string(d) + " heads=" + std::to_string(n_head) + "/" + std::to_string(n_head_kv) + " tokens=" + std::to_string(n_tokens))) {
+        return;
+    }
+    Rng rng(d + n_tokens);
+    Graph g;
+    ggml_context * ctx = g.ctx();
+    ggml_tensor * m = ggml_new_tensor_3d(ctx, GGML_TYPE_F16, d, d, n_head_kv);
+    ggml_tensor * x = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, d, n_head, n_tokens);
+    ggml_tensor * y[2];
+    for (int marked = 0; marked < 2; marked++) {
+        y[marked] = ggml_mul_mat(ctx, m, ggml_permute(ctx, x, 0, 2, 1, 3)); // [d, tokens, heads]
+        if (marked) {
+            ggml_ext_mark_product(y[marked]);
+        }
+        g.add(y[marked]);
+    }
+    g.allocate(0xff);
+    set_floats(m, rng.normals(ggml_nelements(m)));
+    set_floats(x, rng.normals(ggml_nelements(x)));
+    const std::vector<float> matrices = get_floats(m), rows = get_floats(x);
+    if (!g.compute()) {
+        return;
+    }
+    std::vector<double> want;
+    for (int64_t h = 0; h < n_head; h++) {
+        for (int64_t t = 0; t < n_tokens; t++) {
+            for (int64_t i = 0; i < d; i++) {
+                const float * m_row = &matrices[((h/(n_head/n_head_kv))*d + i)*d];
+                const float * x_row = &rows[(t*n_head + h)*d];
+                double dot = 0.0;
+                for (int64_t j = 0; j < d; j++) {
+                    dot += (double) m_row[j]*x_row[j];
+                }
+                want.push_back(dot);
+            }
+        }
+    }
+    check_below(total_error(get_floats(y[1]), want), 1e-6, "error of a marked product");
+    check_below(total_error(get_floats(y[0]), want), 1e-3, "error of an ordinary one");
+}
+
 }  // namespace
 
 void test_mul_mat() {
@@ -82,6 +127,11 @@ void test_mul_mat() {
         if (!quick) {
             scores(type, GGML_TYPE_F16, 2, 64, 8, 8, 1);
             scores(type, GGML_TYPE_F32, 33, 1, 4, 4, 1);
+        }
+    }
+    for (int64_t d : { 64, 80, 128, 256 }) {
+        for (int64_t n_tokens : { 1, 3, 40 }) {
+            products(d, 6, 2, n_tokens);
         }
     }
 }

@@ -137,13 +137,13 @@ void guard() {
         return;
     }
     std::string said;
-    check(guarded_type("srft4", 'k', 80.0f, said) == "srft8_64", "a huge bias raises K");
-    check(has(said, "layer 4") && has(said, "srft8") && has(said, "80.0") && has(said, "bits/value"), "it says why: " + said);
+    check(guarded_type("srft4", 'k', 80.0f, said) == "delta8_64", "a huge bias raises K");
+    check(has(said, "layer 4") && has(said, "delta8") && has(said, "80.0") && has(said, "bits/value"), "it says why: " + said);
     check(guarded_type("srft4", 'k', 2.0f, said) == "srft4_64" && said.empty(), "a small bias raises nothing");
     check(guarded_type("srft4", 'v', 80.0f, said) == "srft4_64" && said.empty(), "V is left alone");
     check(guarded_type("srft4,guard=off", 'k', 80.0f, said) == "srft4_64" && said.empty(), "guard=off");
     check(guarded_type("srft8,4=srft4", 'k', 80.0f, said) == "srft4_64" && said.empty(), "a layer named by number is the user's");
-    check(guarded_type("srft4,3=f16", 'k', 80.0f, said, 128) == "srft8_128", "in a spec too");
+    check(guarded_type("srft4,3=f16", 'k', 80.0f, said, 128) == "delta8_128", "in a spec too");
     check(guarded_type("q4_0", 'k', 80.0f, said) == "q4_0" && said.empty(), "ggml's types are ggml's");
     check(guarded_type("srft4", 'k', 80.0f, said, 72) == "refused" && has(said, "72"), "what cannot be is still an error");
 }

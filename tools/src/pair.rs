@@ -46,6 +46,7 @@ pub fn pairs(beside: &str, asked: &[String]) -> Result<Vec<Pair>> {
         // A type for keys alone stands beside f16, or what one would put beside it.
         let beside = |f: &types::Family| match f.name {
             _ if f.v => f.name.to_string(),
+            "delta8" => "delta8/srft8".into(),
             "delta4" => "delta4/srft4".into(),
             "delta3" => "delta3/srft3".into(),
             name => format!("{name}/f16"),

@@ -58,7 +58,7 @@ fn width(name: &str) -> f64 {
 fn unpacking(name: &str) -> (f64, f64) {
     match name {
         "f16" => (1.25, 2.0),
-        "srft8" => (2.25, 6.0),
+        "srft8" | "delta8" => (2.25, 6.0),
         // Two look-ups of weights and a direction for each pair.
         "polar4" | "polar3" => (9.0, 16.0),
         // Half of its values are signs: a shift, a mask and a choice.

@@ -463,7 +463,7 @@ fn every_type_and_head_size() {
 #[test]
 fn groups_of_cells() {
     let mut cases = Vec::new();
-    for k in ["delta4", "delta3", "band3"] {
+    for k in ["delta8", "delta4", "delta3", "band3"] {
         for cells in [50, 64, 100, 300] {
             let floats = Case { k, v: "f16", cells, threads: 1 + cells % 3, ..PLAIN };
             let codes = Case { k, v: "srft4", cells, k_size: 128, softcap: 5.0, sinks: true, ..PLAIN };
@@ -767,6 +767,7 @@ fn work_memory_is_bounded() {
     let pairs = [
         ["srft4", "srft4"],
         ["delta4", "srft4"],
+        ["delta8", "srft4"],
         ["polar4", "polar4"],
         ["polar4", "f16"],
         ["qjl1", "f16"],

@@ -165,6 +165,14 @@ impl Band {
         }
     }
 
+    /// Of what rows mean. Those with codes of 4 bits have the levels of srft4.
+    pub fn version(self) -> u32 {
+        match self.wide() {
+            [4, _] => 3,
+            _ => 2,
+        }
+    }
+
     /// The values of a row.
     #[inline(always)]
     pub fn decode(self, row: &[u8], x: &mut [f32]) {

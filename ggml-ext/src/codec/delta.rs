@@ -1,4 +1,4 @@
-//! delta4, delta3, band4, band3, band2: a key as its difference from a prediction.
+//! delta8, delta4, delta3, band4, band3, band2: a key as its difference from a prediction.
 //!
 //! Neighbouring keys are alike: they share the bias of their projection, the slow channels of RoPE hardly turn from one
 //! cell to the next, and text stays with its subject. What a row of 4-bit codes loses is in proportion to what it
@@ -76,7 +76,7 @@ pub struct Delta {
 /// How differences are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
-    /// delta4, delta3.
+    /// delta8, delta4, delta3.
     Equal(Srft),
     /// band4, band3, band2.
     Bands(Band),
@@ -162,7 +162,7 @@ impl Delta {
     /// None where no such format exists.
     pub fn new(bits: u32, size: usize) -> Option<Delta> {
         let residual = Residual::Equal(Srft::new(bits, size)?);
-        matches!(bits, 3 | 4).then_some(Delta { residual })
+        matches!(bits, 3 | 4 | 8).then_some(Delta { residual })
     }
 
     /// The same with bands.
@@ -361,7 +361,10 @@ impl RowFormat for Delta {
     }
 
     fn version(self) -> u32 {
-        2
+        match self.residual {
+            Residual::Equal(f) => f.version(),
+            Residual::Bands(f) => f.version(),
+        }
     }
 
     fn score_error(self) -> f32 {

@@ -25,7 +25,7 @@ pub use format::{RowFormat, Scorer};
 format::formats! {
     /// srft8, srft4, srft3, srft2.
     Srft,
-    /// delta4, delta3, band4, band3, band2.
+    /// delta8, delta4, delta3, band4, band3, band2.
     Delta,
     /// polar4, polar3.
     Polar,

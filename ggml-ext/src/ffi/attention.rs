@@ -2,6 +2,7 @@
 
 use super::{answered, count, guarded, report, tensors, thread};
 use crate::attention::{self, Attention, AttentionOp, Phase};
+use crate::products;
 use crate::tensor::{Tensor, Untyped};
 use std::ffi::{c_char, c_int};
 
@@ -111,6 +112,35 @@ pub unsafe extern "C" fn ggml_ext_mul_mat(
         unsafe {
             let [k, q, dst] = tensors([k, q, dst])?;
             attention::mul_mat(k, q, dst, ith, nth)
+        }
+    })
+}
+
+/// Is there ggml_ext_multiply for matrices of this size?
+#[no_mangle]
+pub extern "C" fn ggml_ext_multiplies(size: i64) -> bool {
+    guarded(false, || usize::try_from(size).is_ok_and(products::serves))
+}
+
+/// MUL_MAT of f16 matrices and f32 rows, dst[i, j] = m_row(i) . x_row(j), as calibrated keys and queries are multiplied: a
+/// square matrix for each of some heads.
+///
+/// # Safety
+/// The pointers are NULL or descriptions of memory that is there.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_multiply(
+    m: *const Tensor,
+    x: *const Tensor,
+    dst: *const Tensor,
+    ith: c_int,
+    nth: c_int,
+) -> bool {
+    report(|| {
+        let (ith, nth) = thread(ith, nth)?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [m, x, dst] = tensors([m, x, dst])?;
+            products::multiply(m, x, dst, ith, nth)
         }
     })
 }

@@ -242,8 +242,8 @@ pub extern "C" fn ggml_ext_needs_calibration(id: i32) -> bool {
     guarded(false, || calibration::needs(id))
 }
 
-/// Are keys of this type predicted from others, so that they gain by a calibration? Of a spec: those of most layers.
+/// Do keys of this type gain by a calibration? Of a spec: those of most layers.
 #[no_mangle]
-pub extern "C" fn ggml_ext_predicts(id: i32) -> bool {
-    guarded(false, || calibration::predicts(id))
+pub extern "C" fn ggml_ext_gains_by_calibration(id: i32) -> bool {
+    guarded(false, || calibration::gains(id))
 }

@@ -83,6 +83,7 @@ fn what_is_not_there_is_refused() {
         assert!(!ggml_ext_get_rows_supports(null, null, null) && !ggml_ext_get_rows(null, null, null, 0, 1));
         assert!(!ggml_ext_copy_supports(null, null) && !ggml_ext_copy(null, null, 0, 1));
         assert!(!ggml_ext_mul_mat_supports(null, null, null) && !ggml_ext_mul_mat(null, null, null, 0, 1));
+        assert!(!ggml_ext_multiply(null, null, null, 0, 1));
         assert!(!ggml_ext_attention_compute(std::ptr::null(), 0, 1, std::ptr::null_mut(), 0));
         assert_eq!(ggml_ext_attention_work_size(std::ptr::null(), 1), 0);
         assert!(!ggml_ext_encode(148, std::ptr::null(), std::ptr::null_mut(), 128), "no values");

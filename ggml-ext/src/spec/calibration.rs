@@ -8,6 +8,9 @@ use crate::codec::RowFormat;
 use crate::table::{self, Concrete, Entry};
 use std::path::{Path, PathBuf};
 
+/// Bits of a code up to which a calibration pays.
+const MOST_BITS: u32 = 4;
+
 /// A type, of a spec the one of the layers that nothing else is said of, at its smallest head size if it says none.
 fn concrete(id: i32) -> Option<Concrete> {
     let entry = match registry::by_id(id).map(Spec::default) {
@@ -27,10 +30,10 @@ pub fn bands(id: i32) -> Option<Band> {
     concrete(id)?.format().grouped()?.bands()
 }
 
-/// Are keys of this type predicted? These gain by a calibration. Where they were asked for, layers of other types, to which the
-/// guard raises large keys, are not calibrated: turning such keys loses more than it gains.
-pub fn predicts(id: i32) -> bool {
-    concrete(id).is_some_and(|c| c.format().grouped().is_some())
+/// Do keys of this type gain by a calibration? Those do that are predicted, and coded in few bits. Where they were asked for, layers
+/// of other types, to which the guard raises large keys, are not calibrated: turning such keys loses more than it gains.
+pub fn gains(id: i32) -> bool {
+    concrete(id).is_some_and(|c| c.format().grouped().is_some() && c.family.bits <= MOST_BITS)
 }
 
 /// Does a K tensor of this type need a calibration?
@@ -73,16 +76,17 @@ mod tests {
     }
 
     #[test]
-    fn delta_and_bands_predict() {
+    fn delta_and_bands_gain() {
         for (text, expected) in [
             ("delta3", true),
             ("band4_128", true),
             ("delta4,0=srft8,recent=0", true),
             ("srft8_64", false),
+            ("delta8_64", false),
             ("f16", false),
         ] {
-            assert_eq!(predicts(registry::id_of(text).unwrap()), expected, "{text}");
+            assert_eq!(gains(registry::id_of(text).unwrap()), expected, "{text}");
         }
-        assert!(!predicts(-1));
+        assert!(!gains(-1));
     }
 }

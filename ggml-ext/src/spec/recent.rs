@@ -18,7 +18,7 @@ fn precise() -> Option<&'static Family> {
 
 /// Would precise rows beside it be better than its own?
 fn gains(member: Member) -> bool {
-    member.family().is_some_and(|f| precise().is_some_and(|p| !std::ptr::eq(f, p)))
+    member.family().is_some_and(|f| precise().is_some_and(|p| f.bits < p.bits))
 }
 
 fn spec_gains(spec: &Spec) -> bool {
@@ -66,13 +66,15 @@ pub fn types(k: i32, v: Option<i32>) -> Option<(i32, Option<i32>)> {
 }
 
 /// The type of precise rows beside rows of a tensor's type: the precise one where that is coded, in the space that sums are
-/// taken in.
+/// taken in. Differences of as many bits are finer than whole keys: f16 beside those.
 fn type_beside(id: i32) -> Option<i32> {
+    let f16 = NativeType::by_id(1).map(|f16| f16.id);
     match Member::by_id(id)? {
+        Member::Ours(Entry::Concrete(c)) if c.group_cells() > 1 && c.family.bits >= precise()?.bits => f16,
         Member::Ours(Entry::Concrete(c)) => precise()?.at(c.head_size).map(Concrete::id),
         Member::Ours(Entry::Family(_)) => None,
         Member::Native(NativeType { block: 1, id, .. }) => Some(*id),
-        Member::Native(_) => NativeType::by_id(1).map(|f16| f16.id),
+        Member::Native(_) => f16,
     }
 }
 
@@ -105,6 +107,7 @@ mod tests {
         assert_eq!(of("srft4", "srft4", 1024, 4, 0), 64, "for all sequences together");
         assert_eq!(of("f16", "q8_0", 8192, 1, 0), 0);
         assert_eq!(of("srft8", "srft8", 8192, 1, 0), 0, "rows are as precise as the window's");
+        assert_eq!(of("delta8", "srft8", 8192, 1, 0), 0);
         assert_eq!(of("srft8,0=srft4", "srft8", 8192, 1, 0), 128);
     }
 
@@ -124,6 +127,8 @@ mod tests {
         assert_eq!(of("delta4_64", Some("srft4_128")), Some((id("srft8_64"), Some(id("srft8_128")))));
         assert_eq!(of("srft8_64", Some("turbo3_64")), Some((id("srft8_64"), Some(id("srft8_64")))));
         assert_eq!(of("srft8_64", Some("f16")), None, "neither gains");
+        assert_eq!(of("delta8_64", Some("srft8_64")), None, "neither gains");
+        assert_eq!(of("delta8_64", Some("srft4_64")), Some((id("f16"), Some(id("srft8_64")))));
         assert_eq!(of("bf16", Some("srft4_64")), Some((id("bf16"), Some(id("srft8_64")))));
         assert_eq!(of("srft4_64", Some("q4_0")), Some((id("srft8_64"), Some(id("f16")))));
         assert_eq!(of("srft4_576", None), Some((id("srft8_576"), None)));

@@ -26,6 +26,24 @@ pub fn all(c: Concrete, number: usize) {
         scores(c, number);
     }
     attentions(c, number);
+    products(c.head_size, number);
+}
+
+/// Products of calibrated keys and queries: few rows and many.
+fn products(size: usize, number: usize) {
+    for (i, tokens) in [1, 11].into_iter().enumerate() {
+        let (heads, n) = (HEADS * (1 + i), tokens * HEADS * (1 + i));
+        let (m, x, y) =
+            (Guarded::new(2 * size * size * HEADS), Guarded::of(&noise(9, n * size)), Guarded::new(4 * n * size));
+        let m_tensor = m.tensor(F16, 2, 2 * size, [size, size, HEADS, 1]);
+        let [x_tensor, y_tensor] = [&x, &y].map(|t| t.tensor(F32, 4, 4 * size, [size, tokens, heads, 1]));
+        let threads = 1 + number as c_int % 3;
+        for ith in 0..threads {
+            // SAFETY: memory as described.
+            succeeds(unsafe { ffi::ggml_ext_multiply(&m_tensor, &x_tensor, &y_tensor, ith, threads) }, "a product");
+        }
+        assert!(y.floats().iter().all(|&y| y == 0.0), "matrices of zeros");
+    }
 }
 
 /// Encoding and decoding without a cache.

@@ -164,6 +164,7 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
         ("turbo4", "turbo4"),
         ("turbo3", "turbo3"),
         ("qjl1", "srft4"),
+        ("delta8", "srft4"),
         ("delta4", "srft4"),
         ("delta3", "turbo3"),
         ("band4", "srft4"),
@@ -213,6 +214,7 @@ fn with_shader(setup: &Setup, tally: &mut Tally, shader: &Shader, plain: Case) -
             vec![
                 Case { k: "delta4", cells: 131, chunk_cells: 64, ..plain },
                 Case { k: "delta3", cells: 104, chunk_cells: 128, masked: false, ..plain },
+                Case { k: "delta8", cells: 170, chunk_cells: 64, ..plain },
                 Case { k: "delta4", cells: 200, chunk_cells: 128, tokens: 2, streams: 2, ..plain },
             ],
         ),

@@ -15,7 +15,7 @@ pub struct Columns {
 fn precise(name: &'static str) -> &'static str {
     match name {
         "f32" | "f16" => name,
-        "q8_0" => "f16",
+        "q8_0" | "delta8" => "f16",
         _ => "srft8",
     }
 }
