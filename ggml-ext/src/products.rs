@@ -19,6 +19,9 @@ const PART: usize = 16;
 /// Rows of one matrix up to which they are few.
 const FEW: usize = 8;
 
+/// Rows that are multiplied together, of many.
+const BLOCK: usize = 12;
+
 /// Are there products of matrices of this size?
 pub fn serves(size: usize) -> bool {
     size > 0 && size <= MAX_HEAD && size.is_multiple_of(PART)
@@ -189,9 +192,6 @@ impl Product<'_> {
         }
     }
 }
-
-/// Rows that are multiplied together, of many.
-const BLOCK: usize = 12;
 
 #[cfg(test)]
 mod tests {

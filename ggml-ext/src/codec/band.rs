@@ -44,6 +44,18 @@ pub static LEVELS_5: Levels<32> = Levels::new(
 /// 1 bit.
 pub static LEVELS_1: Levels<2> = Levels::new([-127, 77], [&[-12, -10, -9, -7], &[-17, -15, -13, -11]], 1.0);
 
+/// The levels of codes of 1 to 5 bits.
+#[inline(always)]
+pub fn levels_of(bits: u32) -> &'static [i8] {
+    match bits {
+        5 => &LEVELS_5.table,
+        4 => &LEVELS_4.table,
+        3 => &LEVELS_3.table,
+        2 => &LEVELS_2.table,
+        _ => &LEVELS_1.table,
+    }
+}
+
 /// Rows of a mean width of codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Band {
@@ -154,13 +166,7 @@ impl Band {
             let (at, wide) = self.chunk(i);
             for (v, level) in levels.iter_mut().enumerate() {
                 let code = code(wide, &row[at..], v);
-                *level = match wide - 2 * (v / BAND) as u32 {
-                    5 => LEVELS_5.table[code],
-                    4 => LEVELS_4.table[code],
-                    3 => LEVELS_3.table[code],
-                    2 => LEVELS_2.table[code],
-                    _ => LEVELS_1.table[code],
-                };
+                *level = levels_of(wide - 2 * (v / BAND) as u32)[code];
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Attention, and products with keys.
 
-use super::{answered, count, guarded, report, tensors, thread};
+use super::{answered, count, guarded, report, share, tensors, thread};
 use crate::attention::{self, Attention, AttentionOp, Phase};
 use crate::products;
 use crate::tensor::{Tensor, Untyped};
@@ -106,14 +106,8 @@ pub unsafe extern "C" fn ggml_ext_mul_mat(
     ith: c_int,
     nth: c_int,
 ) -> bool {
-    report(|| {
-        let (ith, nth) = thread(ith, nth)?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [k, q, dst] = tensors([k, q, dst])?;
-            attention::mul_mat(k, q, dst, ith, nth)
-        }
-    })
+    // SAFETY: the caller's promise is passed on.
+    report(|| unsafe { share([k, q, dst], ith, nth, |[k, q, dst], ith, nth| attention::mul_mat(k, q, dst, ith, nth)) })
 }
 
 /// Is there ggml_ext_multiply for matrices of this size?
@@ -135,12 +129,6 @@ pub unsafe extern "C" fn ggml_ext_multiply(
     ith: c_int,
     nth: c_int,
 ) -> bool {
-    report(|| {
-        let (ith, nth) = thread(ith, nth)?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [m, x, dst] = tensors([m, x, dst])?;
-            products::multiply(m, x, dst, ith, nth)
-        }
-    })
+    // SAFETY: the caller's promise is passed on.
+    report(|| unsafe { share([m, x, dst], ith, nth, |[m, x, dst], ith, nth| products::multiply(m, x, dst, ith, nth)) })
 }

@@ -137,6 +137,21 @@ fn thread(ith: c_int, nth: c_int) -> Result<(usize, usize), String> {
     }
 }
 
+/// A thread's share of an op on tensors.
+///
+/// # Safety
+/// The pointers are null or descriptions.
+unsafe fn share<'a, const N: usize>(
+    given: [*const Tensor; N],
+    ith: c_int,
+    nth: c_int,
+    op: impl FnOnce([&'a Tensor; N], usize, usize) -> Result<(), String>,
+) -> Result<(), String> {
+    let (ith, nth) = thread(ith, nth)?;
+    // SAFETY: the caller's promise.
+    op(unsafe { tensors(given) }?, ith, nth)
+}
+
 /// Negative counts are nothing.
 fn count(n: i32) -> usize {
     usize::try_from(n).unwrap_or(0)

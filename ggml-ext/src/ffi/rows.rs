@@ -1,6 +1,6 @@
 //! Rows in and out of a cache.
 
-use super::{guarded, report, slice, slice_mut, tensors, thread};
+use super::{guarded, report, share, slice, slice_mut, tensors};
 use crate::isa::{self, Kernels};
 use crate::rows;
 use crate::tensor::{Tensor, Untyped};
@@ -112,13 +112,11 @@ pub unsafe extern "C" fn ggml_ext_set_rows(
     ith: c_int,
     nth: c_int,
 ) -> bool {
-    report(|| {
-        let (ith, nth) = thread(ith, nth)?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [dst, src, rows] = tensors([dst, src, rows])?;
+    // SAFETY: the caller's promise is passed on.
+    report(|| unsafe {
+        share([dst, src, rows], ith, nth, |[dst, src, rows], ith, nth| {
             rows::set_rows(dst, src, rows, index_bytes as usize, ith, nth)
-        }
+        })
     })
 }
 
@@ -150,13 +148,9 @@ pub unsafe extern "C" fn ggml_ext_get_rows(
     ith: c_int,
     nth: c_int,
 ) -> bool {
-    report(|| {
-        let (ith, nth) = thread(ith, nth)?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [dst, src, rows] = tensors([dst, src, rows])?;
-            rows::get_rows(dst, src, rows, ith, nth)
-        }
+    // SAFETY: the caller's promise is passed on.
+    report(|| unsafe {
+        share([dst, src, rows], ith, nth, |[dst, src, rows], ith, nth| rows::get_rows(dst, src, rows, ith, nth))
     })
 }
 
@@ -178,14 +172,8 @@ pub unsafe extern "C" fn ggml_ext_copy_supports(dst: *const Tensor, src: *const 
 /// The pointers are NULL or descriptions of memory that is there.
 #[no_mangle]
 pub unsafe extern "C" fn ggml_ext_copy(dst: *const Tensor, src: *const Tensor, ith: c_int, nth: c_int) -> bool {
-    report(|| {
-        let (ith, nth) = thread(ith, nth)?;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let [dst, src] = tensors([dst, src])?;
-            rows::copy(dst, src, ith, nth)
-        }
-    })
+    // SAFETY: the caller's promise is passed on.
+    report(|| unsafe { share([dst, src], ith, nth, |[dst, src], ith, nth| rows::copy(dst, src, ith, nth)) })
 }
 
 /// An op that there is not: its result becomes NaN, where it is rows of f32 and memory is as described.

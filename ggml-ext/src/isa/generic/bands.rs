@@ -4,8 +4,7 @@
 //! word that the lane has too.
 
 use super::{level_table, Bytes, PackedRows};
-use crate::codec::band::{Band, CHUNK, LEVELS_1, LEVELS_5};
-use crate::codec::srft::{LEVELS_2, LEVELS_3, LEVELS_4};
+use crate::codec::band::{levels_of, Band, CHUNK};
 use crate::isa::LevelBlock;
 
 /// A register whose words are of one row each.
@@ -114,13 +113,10 @@ struct ChunkTables<T, const WIDE: u32> {
 impl<T: Words, const WIDE: u32> ChunkTables<T, WIDE> {
     #[inline(always)]
     unsafe fn new(bias: u8) -> Self {
-        let (wide, narrow): (&[i8], &[i8]) = match WIDE {
-            5 => (&LEVELS_5.table, &LEVELS_3.table),
-            4 => (&LEVELS_4.table, &LEVELS_2.table),
-            _ => (&LEVELS_3.table, &LEVELS_1.table),
-        };
         // SAFETY: the caller's promise is passed on.
-        unsafe { ChunkTables { wide: Tables::new(wide, bias), narrow: Tables::new(narrow, bias) } }
+        unsafe {
+            ChunkTables { wide: Tables::new(levels_of(WIDE), bias), narrow: Tables::new(levels_of(WIDE - 2), bias) }
+        }
     }
 
     /// The columns of a chunk of some rows.

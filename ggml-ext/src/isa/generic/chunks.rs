@@ -1,7 +1,7 @@
 //! Levels of a row, a register at a time: what is different from packing to packing.
 
 use super::{code_bytes, level_table, Bytes, CHUNK};
-use crate::codec::band::{Band, BAND, LEVELS_1, LEVELS_5};
+use crate::codec::band::{levels_of, Band, BAND};
 use crate::codec::plain::{Blocks, BLOCK};
 use crate::codec::qjl::{self, Qjl};
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
@@ -207,11 +207,7 @@ struct BandTables<T, const WIDE: u32> {
 impl<T: Bytes, const WIDE: u32> BandTables<T, WIDE> {
     #[inline(always)]
     unsafe fn new(bias: u8) -> Self {
-        let (first, second): (&[i8], &[i8]) = match WIDE {
-            5 => (&LEVELS_5.table, &LEVELS_3.table),
-            4 => (&LEVELS_4.table, &LEVELS_2.table),
-            _ => (&LEVELS_3.table, &LEVELS_1.table),
-        };
+        let (first, second) = (levels_of(WIDE), levels_of(WIDE - 2));
         // SAFETY: the caller's promise is passed on.
         unsafe {
             let side_by_side = |first: &[i8], second: &[i8]| {
