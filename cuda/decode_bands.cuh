@@ -46,11 +46,13 @@ template <uint KIND, uint D> __host__ __device__ constexpr band_place band_at(ui
 
 template <uint KIND, uint D, uint QB> struct decode_band_keys {
     static constexpr uint C = D/64, SCALES = D/32;
+    static constexpr bool CHOOSES_SCALES = false;
 
     struct queries {
         uint b[C][2][QB][2];           // [chunk][band][block of rows][half of the 32 values]
         uint negative[2], positive[2]; // the first levels of each eight
         uint lower, upper;
+        uint narrow; // of 3 and 2 bits, one of which a row has at most
     };
 
     uint scales[2][(SCALES + 3)/4];
@@ -99,13 +101,14 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
     __device__ __forceinline__ void join(uint) {}
 
     template <typename Planes> static __device__ __forceinline__ void fill(queries & q, const Planes & planes, uint g, uint t) {
-        // From a lane, so that the compiler does not know them and keeps them in registers.
-        q.negative[0] = __shfl_sync(KV_ALL_LANES, NEGATIVE_0.first, 0);
-        q.negative[1] = __shfl_sync(KV_ALL_LANES, NEGATIVE_1.first, 0);
-        q.positive[0] = __shfl_sync(KV_ALL_LANES, POSITIVE_0.first, 0);
-        q.positive[1] = __shfl_sync(KV_ALL_LANES, POSITIVE_1.first, 0);
-        q.lower = __shfl_sync(KV_ALL_LANES, LOWER_0, 0);
-        q.upper = __shfl_sync(KV_ALL_LANES, UPPER_0, 0);
+        // So that they stay in registers.
+        q.negative[0] = opaque(NEGATIVE_0.first);
+        q.negative[1] = opaque(NEGATIVE_1.first);
+        q.positive[0] = opaque(POSITIVE_0.first);
+        q.positive[1] = opaque(POSITIVE_1.first);
+        q.lower = opaque(LOWER_0);
+        q.upper = opaque(UPPER_0);
+        q.narrow = opaque(KIND == KV_KIND_BAND3 && D != 256 ? level_bytes<2>().first : level_bytes<3>().first);
         // Column g is row g % 4 of the queries, of plane g/4.
 #pragma unroll
         for (uint i = 0; i < 2*C*QB*2; ++i) {
@@ -176,8 +179,8 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
                 selectors |= (from & 15)*0x00810204 & 0x04040404; // bit i goes to byte i
                 selectors |= (from >> 8 & 15)*0x08102040 & 0x40404040;
             }
-            x = prmt(levels.first, levels.second, selectors);
-            y = prmt(levels.first, levels.second, selectors >> 16);
+            x = prmt(q.narrow, levels.second, selectors);
+            y = prmt(q.narrow, levels.second, selectors >> 16);
         } else {
             x = choose(prmt(to_signs(high >> 8*t), 0, 0xba98), ONE_BIT_1, ONE_BIT_0);
             y = choose(prmt(to_signs(high >> (8*t + 4)), 0, 0xba98), ONE_BIT_1, ONE_BIT_0);

@@ -2,8 +2,9 @@
 // copies bring it to shared memory while the tiles before are worked on. For caches whose KV heads lie side by side, from
 // Hopper on.
 //
-// A block takes a chunk of cells. Its warps are teams, a warp for each KV head; teams take tiles in turn (of delta groups, two
-// tiles), each through slots of its own. The last warp of a team that is done with a slot asks for what comes into it next.
+// A block takes a chunk of cells. Its warps are teams, a warp for each KV head; teams take tiles in turn (of groups of delta, two
+// tiles: keys of both, and then values of both), each through slots of its own. The last warp of a team that is done with a slot asks
+// for what comes into it next.
 //
 // The mask of the chunk lies in shared memory. Cells that nobody is to see are hidden in it: those that have a precise row, and
 // those behind the last. Precise rows have the mask of the cells that they stand for. Tiles that the mask hides are not read, but for
@@ -103,6 +104,28 @@ template <uint D, uint PIECE> __device__ __forceinline__ uint key_scales_at(uint
     return cell/CELLS*PIECE + cell % CELLS*(D/8);
 }
 
+// Those of a cell.
+template <uint D> struct key_scales {
+    float at[D/32];
+
+    __device__ __forceinline__ void load(const uint8_t * from) {
+        if constexpr (D == 64) {
+            const ::float2 two = *(const ::float2 *) from;
+            at[0] = two.x;
+            at[1] = two.y;
+        } else {
+#pragma unroll
+            for (uint i = 0; i < D/32; i += 4) {
+                const ::float4 four = *(const ::float4 *) (from + 4*i);
+                at[i] = four.x;
+                at[i + 1] = four.y;
+                at[i + 2] = four.z;
+                at[i + 3] = four.w;
+            }
+        }
+    }
+};
+
 template <uint PIECE> __device__ __forceinline__ uint value_scales_at(uint i) {
     return i/2*PIECE + i % 2*64;
 }
@@ -148,13 +171,18 @@ __device__ __forceinline__ void ask_for(uint8_t * to, const uint8_t * from, uint
 #endif
 }
 
-// The last of `count` that call it? What the others read before, they have read.
-__device__ __forceinline__ bool is_last(uint * counter, uint count) {
-    uint before = 0;
+// Counts up to `count`, and gives what was counted before: what was read before it, has been read. By lane 0; the others get ~0.
+__device__ __forceinline__ uint count_up(uint * counter, uint count, uint lane) {
+    uint before = ~0u;
 #if __CUDA_ARCH__ >= 900
-    asm volatile("atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;" : "=r"(before) : "r"(shared_address(counter)), "r"(count - 1) : "memory");
+    asm volatile(
+        "{\n"
+        ".reg .pred first;\n"
+        "setp.eq.u32 first, %3, 0;\n"
+        "@first atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;\n"
+        "}" : "+r"(before) : "r"(shared_address(counter)), "r"(count - 1), "r"(lane) : "memory");
 #endif
-    return before == count - 1;
+    return before;
 }
 
 // They are made once, by the lane of a cell.
@@ -185,7 +213,7 @@ template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value
     } else {
         load_scales<tile_bytes, BYTES, level_row_align(V, D)>(words, row);
     }
-    uint8_t * at = scales + 2*(lane/8*8 + weight_at(lane % 8));
+    uint8_t * at = scales + 2*(lane/STEP*STEP + weight_at(lane % STEP));
 #pragma unroll
     for (uint i = 0; i < COUNT; i += 2) {
         uint two;
@@ -254,6 +282,8 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     const uint cells = PRECISE ? part.count : args.cells, chunk_cells = PRECISE ? p.part_chunk_cells : args.chunk_cells;
     const uint begin = (PRECISE ? blockIdx.y - part.first_chunk : blockIdx.y)*chunk_cells, end = min(cells, begin + chunk_cells);
     const uint tiles = (end - begin + UNIT*TILE - 1)/(UNIT*TILE)*UNIT;
+    // Rows of K: a group is read as a whole, for its I-frame.
+    const uint key_count = DELTA ? min(tiles*TILE, args.k_cells - begin) : end - begin;
     const uint8_t * keys   = (PRECISE ? part.k : p.k) + kv_stream*(PRECISE ? part.k_nb[2] : args.k_nb[2]) + (size_t) begin*k_cell;
     const uint8_t * values = (PRECISE ? part.v : p.v) + kv_stream*(PRECISE ? part.v_nb[2] : args.v_nb[2]) + (size_t) begin*v_cell;
 
@@ -264,7 +294,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     uint * const done = (uint *) (raw + layout::DONE);
     unsigned short * const list = (unsigned short *) (raw + layout::LIST), * const mask = (unsigned short *) (raw + layout::MASK);
     const auto ask_keys = [&](uint slot, uint tile) {
-        const uint first = tile*TILE, count = end - begin > first ? min(end - begin - first, TILE) : 0;
+        const uint first = tile*TILE, count = key_count > first ? min(key_count - first, TILE) : 0;
         ask_for(raw + at.slot_at(2*slot), keys + first*k_cell, count*k_cell, bars + 16*slot);
     };
     const auto ask_values = [&](uint slot, uint tile) {
@@ -310,7 +340,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         if (i != lane) {
             written = written_rows(p, i);
         }
-        late |= written.unit_of(keys, (end - begin)*k_cell, UNIT*TILE*k_cell) | written.unit_of(values, (end - begin)*v_cell, UNIT*TILE*v_cell);
+        late |= written.unit_of(keys, key_count*k_cell, UNIT*TILE*k_cell) | written.unit_of(values, (end - begin)*v_cell, UNIT*TILE*v_cell);
     }
     late = or_of_lanes(late);
     // How many of the units before this one are not written to.
@@ -421,77 +451,115 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     }
 
     const bool one_mask = mask_rows == 1;
-    const wide_lane_table table = { shared_address(raw + layout::TABLE + 4*lane) };
+    const auto table = values_of::table_of([&]() { return wide_lane_table { shared_address(raw + layout::TABLE + 4*lane) }; });
     __half * const weights = (__half *) warp_weights;
-    const uint * const weights_from = (const uint *) (weights + g*TILE_WEIGHTS + 2*t);
+    const ::uint2 * const weights_from = (const ::uint2 *) (weights + g*TILE_WEIGHTS + 4*t);
     uint8_t * const row_scales = raw + layout::SCALES + warp*layout::SCALE_PIECES*layout::PIECE;
     const uint8_t * const k_slots = raw + head*layout::K_ROW, * const v_slots = raw + head*layout::V_ROW;
     decode_group<K, D, QB> group;
     uint n = 0, ring = 0, parity = 0, count = counts[1]; // tiles that are not written to, and then the others
-    const auto ask_group = [&](uint n) {
-        if (DELTA && team < teams && tile_at(team, n) < count) {
-            const uint first = list[tile_at(team, n)]*TILE;
-            group.ask(keys + head*layout::K_ROW + (size_t) first*k_cell, k_cell, min(BLOCK, args.k_cells - begin - first), lane);
-        }
-    };
-    ask_group(0);
     while (true) {
+        // A tile, or the two of a group: its keys, and then its values.
 #pragma unroll 1
-        for (; team < teams && tile_at(team, n) < count; ++n) {
-            const uint slot = team*depth + ring, first = list[tile_at(team, n)]*TILE;
-            const auto next = [&](uint * counter) {
-                return is_last(counter, heads) && tile_at(team, n + depth) < count;
-            };
-            float parts[TILE_STEPS][QB][4], s[QB][4];
-            if (DELTA && n % 2 == 0) {
-                group.begin(q + head*ROWS*(D/32)*at.query_step, at.query_step, sums.score_unit(p), lane, t);
-                ask_group(n + 2);
-            }
-            await(bars + 16*slot, parity);
-            const uint8_t * const k_rows = k_slots + at.slot_at(2*slot), * const v_rows = v_slots + at.slot_at(2*slot + 1);
-            make_key_scales<K, D, layout::PIECE>(row_scales, k_rows + lane*k_cell, lane);
-            __syncwarp();
-#pragma unroll
-            for (uint i = 0; i < TILE_STEPS; ++i) {
-                keys_of k;
-                k.template load<tile_bytes>(k_rows, k_rows + keys_of::codes_at(t), k_cell, i*STEP, TILE - 1, g);
-                k.join(t);
-                k.products(b, t, [&](uint n, uint c, uint second) { return *(const float *) (row_scales + key_scales_at<D, layout::PIECE>(i*STEP + 8*n + g) + 8*c + 4*second); }, parts[i]);
-            }
-            __syncwarp();
-            if (lane == 0 && next(&done[2*slot])) {
-                ask_keys(slot, list[tile_at(team, n + depth)]);
-            }
-            sums.join(parts, t, s);
+        for (; team < teams && tile_at(team, n) < count; n += UNIT) {
+            const auto slot_of = [&](uint i) { return team*depth + ring + i; };
+            const auto first_of = [&](uint i) { return list[tile_at(team, n + i)]*TILE; };
+            // Is there a tile that comes next into a slot, and was this warp the last that was done with it?
+            const auto asks = [&](uint done_before, uint i) { return done_before == heads - 1 && tile_at(team, n + i + depth) < count; };
+            float s[UNIT][QB][4]; // the last one is that of the tile at hand
             if (DELTA) {
-                group.template follow<TILE_STEPS>(n % 2*TILE, lane, s);
+                group.begin();
             }
-            float bias[QB][4];
+#pragma unroll 1
+            for (uint i = 0; i < UNIT; ++i) {
+                const uint slot = slot_of(i);
+                await(bars + 16*slot, parity);
+                const uint8_t * const k_rows = k_slots + at.slot_at(2*slot);
+                make_key_scales<K, D, layout::PIECE>(row_scales, k_rows + lane*k_cell, lane);
+                if (DELTA) {
+                    const uint first = first_of(i);
+                    group.template take<tile_bytes>(i, k_rows, k_cell, key_count > first ? key_count - first : 0, q + head*ROWS*(D/32)*at.query_step, at.query_step, lane);
+                }
+                __syncwarp();
+                float parts[TILE_STEPS][QB][4];
 #pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                const bool same = one_mask && (i >= 4 || i % 2 != 0);
-                bias[i/4][i % 4] = same ? bias[0][i % 4/2*2] : __half2float(__ushort_as_half(mask[mask_at[i/4][i % 2] + first + i % 4/2*8]))*LOG2_E;
-            }
-            sums.weigh(args, s, bias, slopes + head*ROWS, g, t, weights, TILE_WEIGHTS);
-            __syncwarp();
-            await(bars + 16*slot + 8, parity);
-            make_value_scales<V, D, layout::PIECE>(row_scales, v_rows + lane*v_cell, lane);
-            __syncwarp();
+                for (uint step = 0; step < TILE_STEPS; ++step) {
+                    keys_of k;
+                    k.template load<tile_bytes>(k_rows, k_rows + keys_of::codes_at(t), k_cell, step*STEP, TILE - 1, g);
+                    k.join(t);
+                    key_scales<D> scales[2];
+                    const uint8_t * const scales_from[2] = { row_scales + key_scales_at<D, layout::PIECE>(step*STEP + g), row_scales + key_scales_at<D, layout::PIECE>(step*STEP + 8 + g) };
+                    if (!keys_of::CHOOSES_SCALES) {
+                        scales[0].load(scales_from[0]);
+                        scales[1].load(scales_from[1]);
+                    }
+                    k.products(b, t, [&](uint n, uint c, uint second) {
+                        return keys_of::CHOOSES_SCALES ? *(const float *) (scales_from[n] + 8*c + 4*second) : scales[n].at[2*c + second];
+                    }, parts[step]);
+                }
+                __syncwarp();
+                const uint done_before = count_up(&done[2*slot], heads, lane); // looked at later: it takes a while
 #pragma unroll
-            for (uint i = 0; i < TILE_STEPS; ++i) {
-                values_of v;
-                v.template load<tile_bytes>(v_rows, v_rows + values_of::codes_at(g), v_cell, i*STEP, TILE - 1, t);
-                v.join(g);
-                const auto scales_of = [&](uint first, uint j) { return *(const uint *) (row_scales + value_scales_at<layout::PIECE>(j) + 2*(i*STEP + first*4) + 4*t); };
-                sums.count(weights_from[i*STEP/2], weights_from[i*STEP/2 + 4]);
-                v.add(weights_from[i*STEP/2], weights_from[i*STEP/2 + 4], table, g, scales_of, sums.acc);
+                for (uint x = 0; x < 4*QB && UNIT == 2; ++x) {
+                    s[0][x/4][x % 4] = s[UNIT - 1][x/4][x % 4];
+                }
+                sums.join(parts, t, s[UNIT - 1]);
+                if (asks(done_before, i)) {
+                    ask_keys(slot, list[tile_at(team, n + i + depth)]);
+                }
             }
-            __syncwarp();
-            if (lane == 0 && next(&done[2*slot + 1])) {
-                ask_values(slot, list[tile_at(team, n + depth)]);
+            if (DELTA) {
+                group.make_base(sums.score_unit(p), t);
+#pragma unroll
+                for (uint i = 0; i < UNIT; ++i) {
+                    group.template follow<TILE_STEPS>(i*TILE, lane, s[i]);
+                }
             }
-            parity ^= ring + 1 == depth ? 1 : 0;
-            ring = ring + 1 == depth ? 0 : ring + 1;
+#pragma unroll
+            for (uint i = 0; i < UNIT; ++i) {
+                if (DELTA) {
+                    group.template add_base<TILE_STEPS>(i*TILE, lane, s[i]);
+                }
+                const uint first = first_of(i);
+                float bias[QB][4];
+#pragma unroll
+                for (uint x = 0; x < 4*QB; ++x) {
+                    const bool same = one_mask && (x >= 4 || x % 2 != 0);
+                    bias[x/4][x % 4] = same ? bias[0][x % 4/2*2] : __half2float(__ushort_as_half(mask[mask_at[x/4][x % 2] + first + x % 4/2*8]))*LOG2_E;
+                }
+                sums.score(args, s[i], bias, slopes + head*ROWS, t);
+            }
+            sums.meet(s, t);
+#pragma unroll 1
+            for (uint i = 0; i < UNIT; ++i) {
+                const uint slot = slot_of(i);
+                sums.weigh(s[0], g, t, weights, TILE_WEIGHTS);
+                await(bars + 16*slot + 8, parity);
+                const uint8_t * const v_rows = v_slots + at.slot_at(2*slot + 1);
+                make_value_scales<V, D, layout::PIECE>(row_scales, v_rows + lane*v_cell, lane);
+                __syncwarp();
+#pragma unroll
+                for (uint step = 0; step < TILE_STEPS; ++step) {
+                    values_of v;
+                    v.template load<tile_bytes>(v_rows, v_rows + values_of::codes_at(g), v_cell, step*STEP, TILE - 1, t);
+                    v.join(g);
+                    const auto scales_of = [&](uint j) { return *(const ::uint2 *) (row_scales + value_scales_at<layout::PIECE>(j) + 2*step*STEP + 8*t); };
+                    const ::uint2 w = weights_from[step*STEP/4];
+                    sums.count(w);
+                    v.add(w, table, g, scales_of, sums.acc);
+                }
+                __syncwarp();
+                const uint done_before = count_up(&done[2*slot + 1], heads, lane);
+#pragma unroll
+                for (uint x = 0; x < 4*QB && UNIT == 2; ++x) {
+                    s[0][x/4][x % 4] = s[UNIT - 1][x/4][x % 4];
+                }
+                if (asks(done_before, i)) {
+                    ask_values(slot, list[tile_at(team, n + i + depth)]);
+                }
+            }
+            parity ^= ring + UNIT == depth ? 1 : 0;
+            ring = ring + UNIT == depth ? 0 : ring + UNIT;
         }
         wait_for_previous(); // also at the end: what comes next takes the end of this launch for that of all before
         if (count == counts[0]) {
@@ -508,7 +576,6 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 ask_values(slot, list[tile_at(team, n + i)]);
             }
         }
-        ask_group(n);
     }
     let_next_begin();
 

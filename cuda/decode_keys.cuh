@@ -113,6 +113,11 @@ __device__ __forceinline__ void keep(const uint8_t *& x) {
     asm volatile("" : "+l"(x));
 }
 
+// A constant that the compiler does not know, and so does not make anew in the loop: blocks have one row of threads.
+__device__ __forceinline__ uint opaque(uint constant) {
+    return constant + threadIdx.y;
+}
+
 // Scale n of a row; zero for a half that is not finite.
 template <uint BITS, uint WORDS> __device__ __forceinline__ float scale_at(const uint (&scales)[WORDS], uint n) {
     if constexpr (BITS == 8) {
@@ -133,10 +138,11 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D), WORDS = BITS == 8 ? 4 : BITS == 4 ? 2 : 1;
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
+    static constexpr bool CHOOSES_SCALES = BITS == 4; // a lane needs the first scales of chunks or the second ones
 
     struct queries {
         uint b[BITS == 4 ? 2 : 1][C][2][QB][2]; // [plane][chunk][word or scale][block of rows][half of the 32 values]
-        uint lower, upper;                      // 4 bits: the first levels of each half of the table
+        uint lower, upper;                      // 4 bits: the first levels of each half of the table; 3 and 2: the first ones
     };
 
     uint scales[2][(SCALES + 3)/4];
@@ -220,9 +226,9 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
 
     template <typename Planes> static __device__ __forceinline__ void fill(queries & q, const Planes & planes, uint g, uint t) {
         if constexpr (BITS == 4) {
-            // From a lane, so that the compiler does not know them and keeps them in registers.
-            q.lower = __shfl_sync(KV_ALL_LANES, LOWER_0, 0);
-            q.upper = __shfl_sync(KV_ALL_LANES, UPPER_0, 0);
+            // So that they stay in registers.
+            q.lower = opaque(LOWER_0);
+            q.upper = opaque(UPPER_0);
             // Column g is row g % 4 of the queries, of the first scale of a byte's two or the second.
 #pragma unroll
             for (uint i = 0; i < 2*C*2*QB*2; ++i) {
@@ -233,6 +239,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                 keep(q.b[plane][c][word][qb][half_of]);
             }
         } else {
+            q.lower = opaque(level_bytes<BITS == 3 ? 3 : 2>().first);
             // Column g is row g % 4 of the queries, of plane g/4.
 #pragma unroll
             for (uint i = 0; i < C*2*QB*2; ++i) {
@@ -276,10 +283,10 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
             } else {
                 constexpr byte_table levels = level_bytes<BITS == 3 ? 3 : 2>();
                 const uint x = selectors_of<BITS>(codes[0][c][0], scale, upper[0][c][scale], t), y = selectors_of<BITS>(codes[1][c][0], scale, upper[1][c][scale], t);
-                a[0] = prmt(levels.first, levels.second, x);
-                a[1] = prmt(levels.first, levels.second, y);
-                a[2] = prmt(levels.first, levels.second, x >> 16);
-                a[3] = prmt(levels.first, levels.second, y >> 16);
+                a[0] = prmt(q.lower, levels.second, x);
+                a[1] = prmt(q.lower, levels.second, y);
+                a[2] = prmt(q.lower, levels.second, x >> 16);
+                a[3] = prmt(q.lower, levels.second, y >> 16);
             }
             const float s0 = scale_of(0, c, scale), s1 = scale_of(1, c, scale);
 #pragma unroll

@@ -153,8 +153,8 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         mask_at[i/2][i % 2] = mask_offset(p, row/heads_per_kv, kv_head*heads_per_kv + row % heads_per_kv, stream);
     }
     const bool one_mask = args.tokens == 1 && args.mask_rows[0] == 1;
-    const lane_table table = { (uint) __cvta_generic_to_shared(&m.table[lane]) };
-    const uint * const weights_from = (const uint *) &m.weights[warp][g][2*t];
+    const auto table = values_of::table_of([&]() { return lane_table { (uint) __cvta_generic_to_shared(&m.table[lane]) }; });
+    const ::uint2 * const weights_from = (const ::uint2 *) &m.weights[warp][g][4*t];
 
     decode_group<K, D, QB> group;
     // 32 blocks of this warp at a time: which of them somebody sees.
@@ -210,16 +210,20 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 }
             }
 
-            float parts[1][QB][4], s[QB][4];
+            float parts[1][QB][4], scores[1][QB][4], (&s)[QB][4] = scores[0];
             k.join(t);
             k.products(b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, parts[0]);
             sums.join(parts, t, s);
             if (DELTA) {
                 if ((cell - begin) % BLOCK == 0) {
-                    group.ask(keys + cell*k_step, k_step, min(BLOCK, args.k_cells - cell), lane);
-                    group.begin(&m.q[0][0], 32, sums.score_unit(p), lane, t);
+                    const uint there = args.k_cells - cell;
+                    group.begin();
+                    group.template take<cache_bytes>(0, keys + cell*k_step, k_step, there, &m.q[0][0], 32, lane);
+                    group.template take<cache_bytes>(1, keys + (cell + 32)*k_step, k_step, there > 32 ? there - 32 : 0, &m.q[0][0], 32, lane);
+                    group.make_base(sums.score_unit(p), t);
                 }
                 group.template follow<1>((cell - begin) % BLOCK, lane, s);
+                group.template add_base<1>((cell - begin) % BLOCK, lane, s);
             }
             // Keys of the next 16 cells are on their way while these values are added; values while keys are multiplied.
             cell += STEP;
@@ -237,11 +241,13 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             for (uint i = 0; i < 4*QB; ++i) {
                 bias[i/4][i % 4] = (gone >> i % 4/2*8 & 1) != 0 ? -INFINITY : bias_of(masked[i/4][i % 4]);
             }
-            sums.weigh(args, s, bias, m.slopes, g, t, &m.weights[warp][0][0], STEP + 8);
+            sums.score(args, s, bias, m.slopes, t);
+            sums.meet(scores, t);
+            sums.weigh(s, g, t, &m.weights[warp][0][0], STEP + 8);
             __syncwarp();
             v.join(g);
-            sums.count(weights_from[0], weights_from[4]);
-            v.add(weights_from[0], weights_from[4], table, g, [&](uint first, uint i) { return v.scales_of(first, i); }, sums.acc);
+            sums.count(*weights_from);
+            v.add(*weights_from, table, g, [&](uint i) { return v.scales_of(i); }, sums.acc);
             // The next weights take the place of these.
             __syncwarp();
         }

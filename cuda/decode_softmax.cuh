@@ -67,9 +67,8 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
         }
     }
 
-    // From products and what the mask adds to them, in units of log 2, to weights: halves in shared memory, [row][cell], `row_step`
-    // from row to row. `slopes` are those of ALiBi, by row.
-    __device__ __forceinline__ void weigh(const kv_attn_args & args, float (&s)[QB][4], float (&bias)[QB][4], const float * slopes, uint g, uint t, __half * weights, uint row_step) {
+    // From products and what the mask adds to them, in units of log 2, to scores. `slopes` are those of ALiBi, by row.
+    __device__ __forceinline__ void score(const kv_attn_args & args, float (&s)[QB][4], float (&bias)[QB][4], const float * slopes, uint t) const {
         if (alibi) {
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
@@ -88,12 +87,21 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
                 s[i/4][i % 4] = fmaf(s[i/4][i % 4], DELTA ? 1.0f : factor[i/4][i % 2], bias[i/4][i % 4]);
             }
         }
+    }
+
+    // Scores that are weighed next: if one of them is the largest so far, the sums are made relative to it.
+    template <uint N> __device__ __forceinline__ void meet(const float (&s)[N][QB][4], uint t) {
         float top[QB][2];
         bool larger = false;
 #pragma unroll
         for (uint i = 0; i < 2*QB; ++i) {
-            top[i/2][i % 2] = fmaxf(s[i/2][i % 2], s[i/2][i % 2 + 2]);
-            larger = larger || top[i/2][i % 2] > ref[i/2][i % 2];
+            float & x = top[i/2][i % 2];
+            x = fmaxf(s[0][i/2][i % 2], s[0][i/2][i % 2 + 2]);
+#pragma unroll
+            for (uint n = 1; n < N; ++n) {
+                x = fmaxf(x, fmaxf(s[n][i/2][i % 2], s[n][i/2][i % 2 + 2]));
+            }
+            larger = larger || x > ref[i/2][i % 2];
         }
         if (__any_sync(KV_ALL_LANES, larger)) {
             float less[QB][2];
@@ -117,22 +125,26 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
             weight[0] *= f0;
             weight[1] *= f1;
         }
+    }
+
+    // From scores to weights: halves in shared memory, [row][cell], `row_step` from row to row.
+    __device__ __forceinline__ void weigh(const float (&s)[QB][4], uint g, uint t, __half * weights, uint row_step) const {
         __half * const to = weights + t % 2*2*row_step + weight_at(g) + (STEPS == 2 ? t/2*STEP : 0);
 #pragma unroll
         for (uint i = 0; i < 4*QB; ++i) {
             const __half w = __float2half_rn(exp2f(s[i/4][i % 4] - ref[i/4][i % 2]));
             // Where lanes t and t ^ 2 have the same, one of them stores it.
             if (STEPS == 2 || t/2 == i/4 % 2) {
-                to[(i/4*4 + i % 2)*row_step + i % 4/2*8] = w;
+                to[(i/4*4 + i % 2)*row_step + i % 4/2*2] = w;
             }
         }
     }
 
-    // The weights of row g for cells t and t + 4, t + 8 and t + 12.
-    __device__ __forceinline__ void count(uint w01, uint w23) {
+    // The weights of row g for cells t, t + 4, t + 8 and t + 12.
+    __device__ __forceinline__ void count(::uint2 weights) {
         constexpr uint ONES = 0x3c003c00;
         const uint a[4] = { ONES, ONES, ONES, ONES };
-        mma_f16(weight, a, w01, w23);
+        mma_f16(weight, a, weights.x, weights.y);
     }
 
     // At the end: the softmax of the rows, [row][largest score, sum], and the sums of V, [row][value].

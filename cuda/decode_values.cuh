@@ -44,10 +44,18 @@ struct wide_lane_table {
     }
 };
 
-// Where the weight of a cell, of eight, goes: lane t multiplies cells t and t + 4 of them, two neighbours of the operand. So the
-// lanes of a warp find four rows side by side.
+// What V of 3 and 2 bits looks up: levels as halves, the first ones of the table of their lower bytes and of that of their upper bytes.
+struct half_tables {
+    uint low, high;
+
+    template <uint BITS> static __device__ __forceinline__ half_tables of() {
+        return { opaque(half_bytes<BITS, 0>().first), opaque(half_bytes<BITS, 8>().first) };
+    }
+};
+
+// Where the weight of a cell, of 16, goes: lane t multiplies cells t, t + 4, t + 8 and t + 12.
 __device__ __forceinline__ uint weight_at(uint cell) {
-    return 2*(cell % 4) + cell/4;
+    return 4*(cell % 4) + cell/4;
 }
 
 // What a lane has of 16 rows of V: of cells t, t + 4, t + 8, t + 12.
@@ -64,6 +72,15 @@ template <uint KIND, uint D> struct decode_values {
     uint codes[4][C][BITS == 8 ? 2 : 1];
     uint upper[4][C][JOINED ? 3 : 2];
     bool odd[4];
+
+    // What levels are looked up in: `of_lane` of 4 bits, of 8 bits nothing.
+    template <typename Table> static __device__ __forceinline__ auto table_of(const Table & of_lane) {
+        if constexpr (BITS == 4) {
+            return of_lane();
+        } else {
+            return half_tables::of<BITS == 2 ? 2 : 3>();
+        }
+    }
 
     static __device__ __forceinline__ uint codes_at(uint g) {
         return SCALES + (BITS <= 3 ? 2 : 4)*g;
@@ -149,30 +166,34 @@ template <uint KIND, uint D> struct decode_values {
             constexpr byte_table low = half_bytes<BITS == 3 ? 3 : 2, 0>(), high = half_bytes<BITS == 3 ? 3 : 2, 8>();
 #pragma unroll
             for (uint n = 0; n < 2; ++n) {
-                const uint selector = both >> 16*n, l = prmt(low.first, low.second, selector), h = prmt(high.first, high.second, selector);
+                const uint selector = both >> 16*n, l = prmt(table.low, low.second, selector), h = prmt(table.high, high.second, selector);
                 x[2*n]     = prmt(l, h, 0x5140);
                 x[2*n + 1] = prmt(l, h, 0x7362);
             }
         }
     }
 
-    // Scale i of cells `first` and the next, as halves.
-    __device__ __forceinline__ uint scales_of(uint first, uint i) const {
-        if constexpr (BITS == 8) {
-            return finite(prmt(scales[first][i/2], scales[first + 1][i/2], i % 2 ? 0x7632 : 0x5410));
-        } else {
-            const uint selector = i % 4 | (i % 4 + 4) << 8;
-            return halves_of_scales<POWER>(prmt(scales[first][i/4], scales[first + 1][i/4], selector) & 0x00ff00ff);
-        }
+    // Scale i of the lane's four cells, as halves.
+    __device__ __forceinline__ ::uint2 scales_of(uint i) const {
+        const auto of_two = [&](uint first) {
+            if constexpr (BITS == 8) {
+                return finite(prmt(scales[first][i/2], scales[first + 1][i/2], i % 2 ? 0x7632 : 0x5410));
+            } else {
+                const uint selector = i % 4 | (i % 4 + 4) << 8;
+                return halves_of_scales<POWER>(prmt(scales[first][i/4], scales[first + 1][i/4], selector) & 0x00ff00ff);
+            }
+        };
+        return make_uint2(of_two(0), of_two(2));
     }
 
-    // w01 and w23 are the weights of row g for cells t and t + 4, t + 8 and t + 12; acc is [chunk][scale][pair of values].
-    // `scales_of` gives scale i of two cells, t and t + 4 or those 8 behind.
-    template <typename Table, typename Scales> __device__ __forceinline__ void add(uint w01, uint w23, const Table & table, uint g, const Scales & scales_of, float (&acc)[C][2][2][4]) const {
+    // `weights` are those of row g for cells t, t + 4, t + 8 and t + 12; acc is [chunk][scale][pair of values]. `scales_of` gives scale i
+    // of these cells.
+    template <typename Table, typename Scales> __device__ __forceinline__ void add(::uint2 weights, const Table & table, uint g, const Scales & scales_of, float (&acc)[C][2][2][4]) const {
 #pragma unroll
         for (uint i = 0; i < 2*C; ++i) {
             const uint c = i/2, scale = i % 2;
-            const uint b0 = times(w01, scales_of(0, i)), b1 = times(w23, scales_of(2, i));
+            const ::uint2 scales = scales_of(i);
+            const uint b0 = times(weights.x, scales.x), b1 = times(weights.y, scales.y);
             uint x[4], y[4];
             levels_of(x, 0, c, scale, table, g);
             levels_of(y, 2, c, scale, table, g);

@@ -125,7 +125,7 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
     }
     const decode_choice choice = choice_of(op.k_kind, op.v_kind, size, rows);
     // Codes of bands are read by words, which lie two bytes behind one or begin with it.
-    const uint k_align = KV_KIND_IS_BAND(op.k_kind) ? 4 : level_row_align(op.k_kind, size);
+    const uint row_align = level_row_align(op.k_kind, size), k_align = KV_KIND_IS_BAND(op.k_kind) && row_align < 4 ? 4 : row_align;
     if (!choice.kernel || choice.shared_bytes > device.shared_bytes || !is_aligned(op.k, op.args.k_nb, k_align) ||
         !is_aligned(op.v, op.args.v_nb, level_row_align(op.v_kind, size)) || !parts_fit(op)) {
         return false;

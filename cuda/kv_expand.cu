@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(THREADS) kv_expand_4_bit(const expand_params p
     }
 }
 
-// A warp takes a group of a head, a lane N values at a time; SIZE 0: of any kind and size. Several rows are asked for at once, since each is
-// a wait for memory.
+// A warp takes a group of a head, a lane N values at a time; BITS 0: bands, SIZE 0: of any kind and size. Several rows are asked for at
+// once, since each is a wait for memory.
 template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_expand_groups(const expand_params p) {
     constexpr uint N = SIZE ? SIZE/32 : 4, AT_ONCE = 32/N;
     __shared__ float levels[KV_LEVELS];
@@ -141,6 +141,7 @@ template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_ex
     }
     const uint8_t * group = p.rows + first*p.nb[0] + head*p.nb[1] + stream*p.nb[2];
     const uint rows = ::min((uint) KV_DELTA_CELLS, p.all_cells - first), count = ::min((uint) KV_DELTA_CELLS, p.cells - first);
+    const band_lane<SIZE ? SIZE : 128, N> band(SIZE && BITS == 0 ? p.kind : KV_KIND_BAND4, levels, lane);
     uint64_t written = 0, chained = 0, alone = 0; // a bit for each row
     for (uint n = 0; n < 2; ++n) {
         const uint kind = lane + 32*n < rows ? kv_delta_kind(group + (lane + 32*n)*p.nb[0], p.kind, size) : KV_DELTA_EMPTY;
@@ -159,7 +160,9 @@ template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_ex
 #pragma unroll
             for (uint n = 0; n < AT_ONCE; ++n) {
                 const uint8_t * row = group + ::min(t + n, count - 1)*p.nb[0];
-                if constexpr (SIZE != 0) {
+                if constexpr (SIZE != 0 && BITS == 0) {
+                    band.values(row, d[n]);
+                } else if constexpr (SIZE != 0) {
                     row_values<SIZE, BITS>(row, levels, lane, d[n]);
                 } else {
                     float scale;
@@ -312,6 +315,7 @@ cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaS
         const auto any = kv_expand_groups<0, 0>;
         const auto kernel = p.kind == KV_KIND_DELTA4   ? KV_OF_BITS(common, kv_expand_groups, 4, any)
                             : p.kind == KV_KIND_DELTA3 ? KV_OF_BITS(common, kv_expand_groups, 3, any)
+                            : KV_KIND_IS_BAND(p.kind)  ? KV_OF_BITS(common, kv_expand_groups, 0, any)
                                                        : any;
         kernel<<<dim3(divided(args.cells, WARPS*KV_DELTA_CELLS), args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
     } else if (p.kind == KV_KIND_SRFT4 && p.size % 64 == 0) {

@@ -162,4 +162,36 @@ template <uint SIZE, uint BITS, uint N> static __device__ __forceinline__ void r
     }
 }
 
+// What a lane has of a row of bands: `lane*N` and behind it, N values of one band.
+template <uint SIZE, uint N> struct band_lane {
+    kv_band      band;
+    uint         number; // of the band
+    uint         at;     // its first value, of the band's
+    float        unit;
+    const float * levels; // of the band's width
+
+    __device__ __forceinline__ band_lane(uint kind, const float * all_levels, uint lane) :
+        band(kv_band_at(kind, SIZE, lane*N/KV_BAND)), number(lane*N/KV_BAND), at(lane*N % KV_BAND), unit(kv_band_unit(kind, SIZE)), levels(all_levels + (1u << band.bits)) {}
+
+    // Which of the tables of a row's widths: those are two apart.
+    static __device__ __forceinline__ uint table_of(uint bits) {
+        return (5 - bits)/2;
+    }
+
+    __device__ __forceinline__ void values(const uint8_t * row, float (&d)[N]) const {
+        typedef typename std::conditional<N == 2, uint16_t, uint>::type word;
+        const float scale = kv_srft_scale(row[number])*unit;
+        const uint high = band.bits > band.low ? (uint) row[band.high + at/8] >> at % 8 : 0, step = 4*band.low;
+        word words[N < 4 ? 1 : N/4] = {};
+        for (uint i = 0; i < sizeof(words)/sizeof(word) && band.low != 0; ++i) {
+            words[i] = ((const word *) (row + band.codes + at % step))[i];
+        }
+        const uint shift = band.low ? band.low*(at/step) : 0, mask = (1u << band.low) - 1;
+        for (uint i = 0; i < N; ++i) {
+            const uint below = words[i/sizeof(word)] >> (8*(i % sizeof(word)) + shift) & mask;
+            d[i] = levels[below | (high >> i & 1) << band.low]*scale;
+        }
+    }
+};
+
 }  // namespace kv

@@ -109,36 +109,52 @@ struct scale_choice {
 constexpr uint MOST_TRIES = 8; // scales for each group
 static_assert(2*KV_SRFT_TRIES <= MOST_TRIES, "all are tried");
 
-// The best of COUNT of the scales that are tried, from number `first` on. Codes have BITS bits; if that is 0, `own_bits`, which may be
-// others in each group.
-template <uint BITS, uint COUNT, uint N> __device__ __forceinline__ scale_choice best_scale(const float (&x)[N], float largest, uint first, const nearest_table & table, uint own_bits = BITS) {
-    const uint tries = BITS ? kv_srft_tries(BITS) : KV_SRFT_TRIES, bits = BITS ? BITS : own_bits;
+// COUNT of the scales that are tried for a group of `bits`, from number `first` on: what does not depend on its values. Behind the last
+// that one comes again.
+template <uint COUNT> struct scale_tries {
+    float inverse_end[COUNT]; // 1/the level that the largest value is to be near
+    int   shift[COUNT];
+    bool  last[COUNT];
+
+    __device__ __forceinline__ scale_tries(uint bits, uint tries, uint first) {
+        const auto levels = kv_srft_levels(bits);
+#pragma unroll
+        for (uint c = 0; c < COUNT; ++c) {
+            const uint n = ::min(first + c, 2*tries - 1);
+            last[c]        = n >= tries;
+            inverse_end[c] = 1.0f/(last[c] ? levels[(1u << bits) - 1] : -levels[0]);
+            shift[c]       = kv_search[bits - 1][last[c]][last[c] ? n - tries : n] - (120 << 3);
+        }
+    }
+
+    // kv_srft_try
+    __device__ __forceinline__ uint code(uint c, float largest) const {
+        const uint base = __float_as_uint(fabsf(largest)*KV_SRFT_UNIT*inverse_end[c]);
+        return (uint) ::min(::max((int) (base >> 20) + shift[c], 1), 127) | ((largest < 0.0f) == last[c] ? 128u : 0u);
+    }
+};
+
+// The best of the scales that are tried.
+template <uint COUNT, uint N> __device__ __forceinline__ scale_choice best_scale(const float (&x)[N], float largest, const scale_tries<COUNT> & tries, const nearest_table & table) {
     float xq[COUNT], qq[COUNT], scale[COUNT];
     uint code[COUNT];
 #pragma unroll
     for (uint c = 0; c < COUNT; ++c) {
-        const uint n = first + c;
-        xq[c] = qq[c] = scale[c] = 0.0f;
-        code[c] = 0;
-        if (n < 2*tries) {
-            const bool last = n >= tries;
-            code[c]  = kv_srft_try(largest, bits, last, last ? n - tries : n);
-            scale[c] = kv_srft_scale(code[c])/KV_SRFT_UNIT;
-            const float inverse = 1.0f/scale[c];
-            for (uint i = 0; i < N; ++i) {
-                const float q = table.level[nearest_place(x[i]*inverse)];
-                xq[c] = fmaf(x[i], q, xq[c]);
-                qq[c] = fmaf(q, q, qq[c]);
-            }
+        xq[c] = qq[c] = 0.0f;
+        code[c]  = tries.code(c, largest);
+        scale[c] = kv_srft_scale(code[c])/KV_SRFT_UNIT;
+        const float inverse = 1.0f/scale[c];
+        for (uint i = 0; i < N; ++i) {
+            const float q = table.level[nearest_place(x[i]*inverse)];
+            xq[c] = fmaf(x[i], q, xq[c]);
+            qq[c] = fmaf(q, q, qq[c]);
         }
     }
     for (uint m = 1; m < 32/N; m *= 2) {
 #pragma unroll
         for (uint c = 0; c < COUNT; ++c) {
-            if (first + c < 2*tries) {
-                xq[c] += __shfl_xor_sync(KV_ALL_LANES, xq[c], m);
-                qq[c] += __shfl_xor_sync(KV_ALL_LANES, qq[c], m);
-            }
+            xq[c] += __shfl_xor_sync(KV_ALL_LANES, xq[c], m);
+            qq[c] += __shfl_xor_sync(KV_ALL_LANES, qq[c], m);
         }
     }
     scale_choice res = { 0, 0.0f };
@@ -151,51 +167,64 @@ template <uint BITS, uint COUNT, uint N> __device__ __forceinline__ scale_choice
     return res;
 }
 
-// A row's bytes by the codes of its scales, and what its values decode to. `codes` is the warp's; `stores`: or does another warp?
-template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void code_row(
-        const float (&x)[N], uint scale_code, uint lane, bool stores, const nearest_table & table, uint8_t * codes, uint8_t * row, float (&decoded)[N]) {
+// The lane's codes, and what they decode to, `unit` times a level and its scale.
+template <uint N> __device__ __forceinline__ void code_values(const float (&x)[N], uint scale_code, float unit, const nearest_table & table, uint8_t (&codes)[N], float (&decoded)[N]) {
     const bool zero = scale_code == 0;
-    const float unit = kv_srft_scale(scale_code)/KV_SRFT_UNIT, inverse = zero ? 0.0f : 1.0f/unit, kappa = kv_srft_unit(BITS)*KV_SRFT_UNIT;
-    uint places[N];
+    const float scale = kv_srft_scale(scale_code), inverse = zero ? 0.0f : KV_SRFT_UNIT/scale;
     for (uint i = 0; i < N; ++i) {
-        places[i] = nearest_place(x[i]*inverse);
-        decoded[i] = table.level[places[i]]*unit*kappa;
-    }
-    if (!stores) {
-        return;
-    }
-    if (lane % (32/N) == 0) {
-        row[lane*N/32] = (uint8_t) scale_code;
-    }
-    uint8_t * body = row + kv_srft_scale_bytes(BITS, SIZE);
-    if constexpr (BITS == 4) {
-        // A byte has a value of one group and one of the next, which 32/N lanes further has.
-        const bool first = (lane*N & 32) == 0;
-#pragma unroll
-        for (uint i = 0; i < N; i += 2) {
-            const uint two = zero ? 0 : table.code[places[i]] | table.code[places[i + 1]] << 8;
-            const uint both = two | __shfl_xor_sync(KV_ALL_LANES, two, 32/N) << 4;
-            if (first) {
-                *(uint16_t *) (body + lane*N/64*32 + lane*N % 64 + i) = (uint16_t) both;
-            }
-        }
-    } else {
-        for (uint i = 0; i < N; ++i) {
-            codes[lane*N + i] = zero ? (uint8_t) 0 : table.code[places[i]];
-        }
-        __syncwarp();
-        for (uint b = lane; b < SIZE*BITS/8; b += 32) {
-            body[b] = kv_srft_packed(codes, BITS, SIZE, b);
-        }
-        __syncwarp();
+        const uint place = nearest_place(x[i]*inverse);
+        decoded[i] = table.level[place]*(scale*unit);
+        codes[i] = zero ? (uint8_t) 0 : table.code[place];
     }
 }
 
-// kv_srft_encode by one warp.
-template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row(
-        const float (&x)[N], uint lane, const nearest_table & table, uint8_t * codes, uint8_t * row) {
+// A row's codes in shared memory: one of each value, and then those of its scales.
+template <uint SIZE, uint N> __device__ __forceinline__ void keep_codes(const uint8_t (&codes)[N], uint scale_code, uint lane, uint8_t * to) {
+    static_assert(N == 2 || N % 4 == 0, "");
+    if constexpr (N == 2) {
+        *(uint16_t *) (to + lane*N) = (uint16_t) (codes[0] | codes[1] << 8);
+    } else {
+#pragma unroll
+        for (uint i = 0; i < N; i += 4) {
+            *(uint *) (to + lane*N + i) = codes[i] | (uint) codes[i + 1] << 8 | (uint) codes[i + 2] << 16 | (uint) codes[i + 3] << 24;
+        }
+    }
+    if (lane % (32/N) == 0) {
+        to[SIZE + lane*N/32] = (uint8_t) scale_code;
+    }
+}
+
+// From there to its bytes in the cache, by one warp.
+template <uint SIZE, uint BITS> __device__ __forceinline__ void pack_row(const uint8_t * codes, uint lane, uint8_t * row) {
+    if (lane < SIZE/32) {
+        row[lane] = codes[SIZE + lane];
+    }
+    uint8_t * body = row + kv_srft_scale_bytes(BITS, SIZE);
+    if constexpr (BITS == 4) {
+        // A byte has a value of one group and one of the next.
+#pragma unroll
+        for (uint i = lane; i < SIZE/4; i += 32) {
+            const uint16_t * from = (const uint16_t *) (codes + i/16*64) + i % 16;
+            ((uint16_t *) body)[i] = (uint16_t) (from[0] | from[16] << 4);
+        }
+    } else {
+        for (uint b = lane; b < SIZE*BITS/8; b += 32) {
+            body[b] = kv_srft_packed(codes, BITS, SIZE, b);
+        }
+    }
+}
+
+// kv_srft_encode by one warp, with `kept` for its codes.
+template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row(const float (&x)[N], uint lane, const nearest_table & table, uint8_t * kept, uint8_t * row) {
+    constexpr uint TRIES = BITS == 4 ? KV_SRFT_TRIES_4 : KV_SRFT_TRIES;
+    const uint scale_code = best_scale(x, largest_of_group(x), scale_tries<2*TRIES>(BITS, TRIES, 0), table).code;
+    uint8_t codes[N];
     float decoded[N];
-    code_row<SIZE, BITS>(x, best_scale<BITS, MOST_TRIES>(x, largest_of_group(x), 0, table).code, lane, true, table, codes, row, decoded);
+    code_values(x, scale_code, kv_srft_unit(BITS), table, codes, decoded);
+    keep_codes<SIZE>(codes, scale_code, lane, kept);
+    __syncwarp();
+    pack_row<SIZE, BITS>(kept, lane, row);
+    __syncwarp();
 }
 
 // The first warps of a block wait for each other.

@@ -112,32 +112,6 @@ static __device__ void writer_go_to(group_writer & w, uint kind, uint size, uint
     w.at = (int) t;
 }
 
-// What a lane has of a row of bands: `lane*N` and behind it, N values of one band.
-template <uint SIZE, uint N> struct band_lane {
-    kv_band      band;
-    uint         at;     // its first value, of the band's
-    float        unit;
-    const float * levels; // of the band's width
-
-    __device__ __forceinline__ band_lane(uint kind, const float * all_levels, uint lane) :
-        band(kv_band_at(kind, SIZE, lane*N/KV_BAND)), at(lane*N % KV_BAND), unit(kv_band_unit(kind, SIZE)), levels(all_levels + (1u << band.bits)) {}
-
-    // Which of the tables of a row's widths: those are two apart.
-    static __device__ __forceinline__ uint table_of(uint bits) {
-        return (5 - bits)/2;
-    }
-
-    __device__ __forceinline__ void values(const uint8_t * row, float (&d)[N]) const {
-        const float scale = kv_srft_scale(row[threadIdx.x % 32*N/KV_BAND])*unit;
-        const uint high = band.bits > band.low ? (uint) row[band.high + at/8] >> at % 8 : 0, step = 4*band.low;
-        const uint8_t * low = row + band.codes + (band.low ? at % step : 0);
-        for (uint i = 0; i < N; ++i) {
-            const uint below = band.low ? (uint) low[i] >> band.low*(at/step) & ((1u << band.low) - 1) : 0;
-            d[i] = levels[below | (high >> i & 1) << band.low]*scale;
-        }
-    }
-};
-
 // Of rows further back nothing is left in a deviation: RHO^48 is 4e-8.
 constexpr uint MOST_CHAINED = 48;
 
@@ -270,16 +244,16 @@ template <uint TABLES> struct group_memory {
     uint          cells[32];
     bool          zero[32];
     scale_choice  choices[2][ROW_WARPS][256/32]; // of each warp, for each group; of two rows in turns
-    uint8_t       codes[KV_LARGEST_SIZE];
     uint8_t       line[KV_LARGEST_SIZE + 128];
 };
 
-// The best scale of the lane's group, by all warps: each tries some. `turn` changes from row to row, so that the warps meet once for each.
-template <uint BITS, uint N, uint TABLES> __device__ __forceinline__ uint best_scale_together(
-        const float (&x)[N], uint warp, uint lane, uint turn, group_memory<TABLES> & memory, const nearest_table & table, uint bits = BITS) {
-    constexpr uint TRIES = MOST_TRIES/ROW_WARPS, LANES = 32/N;
-    static_assert(TRIES*ROW_WARPS == MOST_TRIES, "each warp tries as many");
-    const scale_choice mine = best_scale<BITS, TRIES>(x, largest_of_group(x), warp*TRIES, table, bits);
+// Scales that a warp tries.
+constexpr uint OWN_TRIES = MOST_TRIES/ROW_WARPS;
+static_assert(OWN_TRIES*ROW_WARPS == MOST_TRIES, "each warp tries as many");
+
+// The best scale of the lane's group, from the best one of each warp. `turn` changes from row to row, so that the warps meet once for each.
+template <uint N, uint TABLES> __device__ __forceinline__ uint best_of_warps(const scale_choice & mine, uint warp, uint lane, uint turn, group_memory<TABLES> & memory) {
+    constexpr uint LANES = 32/N;
     if (lane % LANES == 0) {
         memory.choices[turn][warp][lane/LANES] = mine;
     }
@@ -292,72 +266,73 @@ template <uint BITS, uint N, uint TABLES> __device__ __forceinline__ uint best_s
     return best.code;
 }
 
-// A row's bytes and what they decode to, by all warps; the first one stores.
-template <uint SIZE, uint BITS, uint N, uint TABLES> __device__ __forceinline__ void encode_row_together(
-        const float (&x)[N], uint warp, uint lane, uint turn, group_memory<TABLES> & memory, uint8_t * row, float (&decoded)[N]) {
-    const nearest_table & table = memory.nearest[0];
-    code_row<SIZE, BITS>(x, best_scale_together<BITS>(x, warp, lane, turn, memory, table), lane, warp == 0, table, memory.codes, row, decoded);
-}
+// How the values of a lane are coded, in rows that have a kernel for their size.
+template <uint SIZE, bool BANDS, uint N> struct lane_codec {
+    band_lane<SIZE, N>     band;
+    scale_tries<OWN_TRIES> tries;
+    float                  unit;
+    uint                   table; // of nearest levels
 
-// The same of bands.
-template <uint SIZE, uint N, uint TABLES> __device__ __forceinline__ void encode_bands_together(
-        const float (&x)[N], uint kind, const band_lane<SIZE, N> & mine, uint warp, uint lane, uint turn, group_memory<TABLES> & memory, uint8_t * row, float (&decoded)[N]) {
-    const nearest_table & table = memory.nearest[band_lane<SIZE, N>::table_of(mine.band.bits)];
-    const uint scale_code = best_scale_together<0>(x, warp, lane, turn, memory, table, mine.band.bits);
-    const float scale = kv_srft_scale(scale_code), inverse = scale_code == 0 ? 0.0f : KV_SRFT_UNIT/scale;
-    for (uint i = 0; i < N; ++i) {
-        const uint place = nearest_place(x[i]*inverse);
-        decoded[i] = table.level[place]*(scale*mine.unit);
-        if (warp == 0) {
-            memory.codes[lane*N + i] = scale_code == 0 ? (uint8_t) 0 : table.code[place];
-        }
-    }
-    if (warp != 0) {
-        return;
-    }
-    if (mine.at == 0) {
-        row[lane*N/KV_BAND] = (uint8_t) scale_code;
-    }
-    __syncwarp();
+    static __device__ __forceinline__ uint tries_of(uint kind) { return BANDS ? KV_SRFT_TRIES : kv_srft_tries(kv_code_bits(kind)); }
+
+    __device__ __forceinline__ lane_codec(uint kind, const float * levels, uint warp, uint lane) :
+        band(BANDS ? kind : KV_KIND_BAND4, levels, lane), tries(BANDS ? band.band.bits : kv_code_bits(kind), tries_of(kind), warp*OWN_TRIES),
+        unit(BANDS ? band.unit : kv_srft_unit(kv_code_bits(kind))), table(BANDS ? band.table_of(band.band.bits) : 0) {}
+
+    // A row's codes to its bytes in the cache.
+    static __device__ __forceinline__ void pack(uint kind, const uint8_t * codes, uint lane, uint8_t * row) {
+        if constexpr (BANDS) {
+            if (lane < SIZE/KV_BAND) {
+                row[lane] = codes[SIZE + lane];
+            }
 #pragma unroll
-    for (uint n = 0; n < SIZE/KV_BAND; ++n) {
-        const kv_band band = kv_band_at(kind, SIZE, n);
-        const uint low_bytes = 4*band.low, j = lane - low_bytes;
-        if (lane < low_bytes) {
-            row[band.codes + lane] = kv_band_low(memory.codes + KV_BAND*n, band.low, lane);
-        } else if (j < 4 && band.bits > band.low) {
-            row[band.high + j] = kv_band_high(memory.codes + KV_BAND*n, band.low, j);
+            for (uint n = 0; n < SIZE/KV_BAND; ++n) {
+                const kv_band band = kv_band_at(kind, SIZE, n);
+                const uint low_bytes = 4*band.low, j = lane - low_bytes;
+                if (lane < low_bytes) {
+                    row[band.codes + lane] = kv_band_low(codes + KV_BAND*n, band.low, lane);
+                } else if (j < 4 && band.bits > band.low) {
+                    row[band.high + j] = kv_band_high(codes + KV_BAND*n, band.low, j);
+                }
+            }
+        } else if (kind == KV_KIND_DELTA4) {
+            pack_row<SIZE, 4>(codes, lane, row);
+        } else {
+            pack_row<SIZE, 3>(codes, lane, row);
         }
     }
-    __syncwarp();
-}
+};
 
-// writer_encode by all warps, with the I-frame and the deviation in registers; the latter becomes that of row t.
+// writer_encode by all warps, with the I-frame and the deviation in registers; the latter becomes that of row t. Its codes go to `kept`
+// when all warps have read the key.
 template <uint SIZE, bool BANDS, uint N, uint TABLES> __device__ __forceinline__ void writer_encode_lanes(
-        group_writer & w, uint kind, const band_lane<SIZE, N> & mine, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint warp, uint lane, uint turn,
-        group_memory<TABLES> & memory) {
-    float x[N], alone = 0.0f, restart = 0.0f, chained = 0.0f;
+        group_writer & w, const lane_codec<SIZE, BANDS, N> & codec, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint warp, uint lane, uint turn,
+        group_memory<TABLES> & memory, uint8_t * kept) {
+    const nearest_table & table = memory.nearest[codec.table];
+    float x[N], from_m[N], alone = 0.0f, restart = 0.0f, chained = 0.0f;
     for (uint i = 0; i < N; ++i) {
-        x[i] = key[lane*N + i];
-        const float from_m = x[i] - m[i];
-        alone = fmaf(x[i], x[i], alone);
-        restart = fmaf(from_m, from_m, restart);
-        const float from_both = has_before ? fmaf(u[i], -KV_DELTA_RHO, from_m) : 0.0f;
-        chained = fmaf(from_both, from_both, chained);
+        const float value = key[lane*N + i];
+        from_m[i] = value - m[i];
+        alone = fmaf(value, value, alone);
+        restart = fmaf(from_m[i], from_m[i], restart);
+        x[i] = has_before ? fmaf(u[i], -KV_DELTA_RHO, from_m[i]) : from_m[i];
+        chained = fmaf(x[i], x[i], chained);
     }
+    // What it will be as a rule, while the sums are made that say what it is.
+    scale_choice choice = best_scale(x, largest_of_group(x), codec.tries, table);
     const uint row_kind = cheapest_kind(alone, restart, chained, has_before);
-    for (uint i = 0; i < N; ++i) {
-        const float from_m = x[i] - m[i];
-        x[i] = row_kind == KV_DELTA_CHAINED ? fmaf(u[i], -KV_DELTA_RHO, from_m) : row_kind == KV_DELTA_RESTART ? from_m : x[i];
+    if (row_kind != (has_before ? KV_DELTA_CHAINED : KV_DELTA_RESTART)) {
+        for (uint i = 0; i < N; ++i) {
+            x[i] = row_kind == KV_DELTA_RESTART ? from_m[i] : key[lane*N + i];
+        }
+        choice = best_scale(x, largest_of_group(x), codec.tries, table);
     }
+    const uint scale_code = best_of_warps<N>(choice, warp, lane, turn, memory);
+    uint8_t codes[N];
     float d[N];
-    uint8_t * row = w.group + t*w.step;
-    if constexpr (BANDS) {
-        encode_bands_together<SIZE>(x, kind, mine, warp, lane, turn, memory, row, d);
-    } else if (kind == KV_KIND_DELTA4) {
-        encode_row_together<SIZE, 4>(x, warp, lane, turn, memory, row, d);
-    } else {
-        encode_row_together<SIZE, 3>(x, warp, lane, turn, memory, row, d);
+    code_values(x, scale_code, codec.unit, table, codes, d);
+    if (warp == 0) {
+        keep_codes<SIZE>(codes, scale_code, lane, kept);
     }
     w.set_kind(t, row_kind, lane, warp == 0);
     for (uint i = 0; i < N; ++i) {
@@ -435,10 +410,11 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
     kv_row_levels(kind, threadIdx.x, levels);
     sync_warps<ROW_WARPS>();
     constexpr uint N = SIZE == 64 ? 2 : SIZE == 128 ? 4 : 8;
-    const band_lane<SIZE ? SIZE : 256, N> own_band(BANDS ? kind : KV_KIND_BAND4, levels, lane);
+    typedef lane_codec<SIZE ? SIZE : 256, BANDS, N> codec_of;
+    const codec_of codec(kind, levels, warp, lane);
     if constexpr (IN_LANES && BANDS) {
         for (int bits = (int) kv_band_at(kind, SIZE, 0).bits; bits > 0; bits -= 2) {
-            fill_nearest(bits, levels + (1u << bits), own_memory.nearest[own_band.table_of(bits)], 32*ROW_WARPS);
+            fill_nearest(bits, levels + (1u << bits), own_memory.nearest[codec.band.table_of(bits)], 32*ROW_WARPS);
         }
     } else if (IN_LANES) {
         fill_nearest(kv_code_bits(kind), levels, own_memory.nearest[0], 32*ROW_WARPS);
@@ -479,7 +455,7 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
     if constexpr (IN_LANES) {
         if (mine.cell > 0 && w.is_written(before)) {
             if constexpr (BANDS) {
-                chained_deviation<SIZE>(w, before, [&](const uint8_t * row, float (&d)[N]) { own_band.values(row, d); }, mr, warp, lane, u, ur);
+                chained_deviation<SIZE>(w, before, [&](const uint8_t * row, float (&d)[N]) { codec.band.values(row, d); }, mr, warp, lane, u, ur);
             } else if (kind == KV_KIND_DELTA4) {
                 chained_deviation<SIZE>(w, before, [&](const uint8_t * row, float (&d)[N]) { row_values<SIZE, 4>(row, levels, lane, d); }, mr, warp, lane, u, ur);
             } else {
@@ -527,9 +503,60 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                 }
             }
             sync_warps<ROW_WARPS>();
+            // Codes take the place of their key, and rows are packed when others need them or all are there: `waiting` has a bit for each.
+            uint waiting = 0;
+            const auto pack_those = [&]() {
+                sync_warps<ROW_WARPS>();
+                for (uint n = 0; waiting != 0; ++n, waiting &= waiting - 1) {
+                    const uint k = __ffs(waiting) - 1;
+                    if (n % ROW_WARPS == warp) {
+                        codec_of::pack(kind, (const uint8_t *) (keys + k*size), lane, w.group + own_memory.cells[k]*w.step);
+                    }
+                }
+                sync_warps<ROW_WARPS>();
+            };
+            uint64_t coded = 0; // rows of the group that wait
+            // Rows that follow each other are a run. The row behind it, if it is chained to what is overwritten, is kept as the key that it
+            // stands for.
+            uint run_end = 0;
+            bool has_after = false;
             for (uint k = 0; k < count && (IN_LANES || warp == 0); ++k) {
                 const uint t = own_memory.cells[k];
-                const float * key = keys + k*size;
+                float * key = keys + k*size;
+                if (k == run_end) {
+                    uint after = t + 1;
+                    for (++run_end; run_end < count && own_memory.cells[run_end] == after; ++run_end) {
+                        ++after;
+                    }
+                    const uint64_t run = (after < 64 ? (1ull << after) - 1 : ~0ull) & ~0ull << t;
+                    has_after = after < w.rows && (w.chained >> after & 1) != 0;
+                    const bool has_before = t > 0 && w.is_written(t - 1) && w.at != (int) t - 1;
+                    if (IN_LANES && (has_after || has_before || (coded & run) != 0)) {
+                        pack_those(); // and all are done with what is written here
+                        coded = 0;
+                    }
+                    if (has_after || has_before) {
+                        if (warp == 0) {
+                            to_memory(ur, u);
+                        }
+                        __syncwarp();
+                        if (has_after && warp == 0) {
+                            writer_go_to(w, kind, size, after, m, levels, lane, u);
+                            for (uint i = lane; i < size; i += 32) {
+                                spare[i] = m[i] + u[i];
+                            }
+                        }
+                        if (t > 0 && w.is_written(t - 1) && warp == 0) {
+                            writer_go_to(w, kind, size, t - 1, m, levels, lane, u);
+                        }
+                        __syncwarp();
+                        if (IN_LANES) {
+                            sync_warps<ROW_WARPS>();
+                        }
+                        from_memory(u, ur);
+                        w.at = (int) t - 1;
+                    }
+                }
                 // A key of zeros leaves an empty cell alone: it reads as zeros already.
                 if (own_memory.zero[k] && !w.is_written(t)) {
                     continue;
@@ -539,61 +566,46 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                         writer_found(w, size, key, lane, m);
                     }
                     framed = true;
-                    w.at = -1;
                     if (IN_LANES) {
                         sync_warps<ROW_WARPS>();
                     }
                     from_memory(m, mr);
                 }
-                // The row behind, if it is chained to what is overwritten, is kept as the key that it stands for.
-                const bool has_before = t > 0 && w.is_written(t - 1);
-                const bool has_after = t + 1 < w.rows && (w.chained >> (t + 1) & 1) != 0;
-                if (has_after || (has_before && w.at != (int) t - 1)) {
-                    if (IN_LANES) {
-                        sync_warps<ROW_WARPS>(); // others may still read what is written here
-                    }
-                    if (warp == 0) {
-                        to_memory(ur, u);
-                    }
-                    __syncwarp();
-                    if (has_after && warp == 0) {
-                        writer_go_to(w, kind, size, t + 1, m, levels, lane, u);
-                        for (uint i = lane; i < size; i += 32) {
-                            spare[i] = m[i] + u[i];
-                        }
-                    }
-                    if (has_before && warp == 0) {
-                        writer_go_to(w, kind, size, t - 1, m, levels, lane, u);
-                    }
-                    __syncwarp();
-                    if (IN_LANES) {
-                        sync_warps<ROW_WARPS>();
-                    }
-                    from_memory(u, ur);
-                }
+                const bool has_before = t > 0 && w.is_written(t - 1), keeps_after = has_after && k + 1 == run_end;
                 if constexpr (!IN_LANES) {
                     writer_encode(w, kind, size, t, key, m, u, has_before, levels, lane, work, own_memory.line);
                     writer_step(w, kind, size, t, own_memory.line, m, levels, lane, u);
                     w.at = (int) t;
-                    if (has_after) {
+                    if (keeps_after) {
                         __syncwarp();
                         writer_encode(w, kind, size, t + 1, spare, m, u, false, levels, lane, work, own_memory.line);
                     }
                 } else {
-                    writer_encode_lanes<SIZE, BANDS>(w, kind, own_band, t, key, mr, ur, has_before, warp, lane, turn, own_memory);
+                    writer_encode_lanes<SIZE, BANDS>(w, codec, t, key, mr, ur, has_before, warp, lane, turn, own_memory, (uint8_t *) key);
                     turn ^= 1;
+                    waiting |= 1u << k;
+                    coded |= 1ull << t;
                     w.at = (int) t;
-                    if (has_after) {
+                    if (keeps_after) {
                         float other[N];
                         for (uint i = 0; i < N; ++i) {
                             other[i] = ur[i];
                         }
-                        writer_encode_lanes<SIZE, BANDS>(w, kind, own_band, t + 1, spare, mr, other, false, warp, lane, turn, own_memory);
+                        writer_encode_lanes<SIZE, BANDS>(w, codec, t + 1, spare, mr, other, false, warp, lane, turn, own_memory, (uint8_t *) work);
                         turn ^= 1;
+                        __syncwarp();
+                        if (warp == 0) {
+                            codec_of::pack(kind, (const uint8_t *) work, lane, w.group + (t + 1)*w.step);
+                            __syncwarp();
+                        }
                     }
                 }
             }
-            sync_warps<ROW_WARPS>();
+            if constexpr (IN_LANES) {
+                pack_those();
+            } else {
+                sync_warps<ROW_WARPS>();
+            }
         }
     }
 }

@@ -34,6 +34,7 @@ constant float kv_levels_1[2] = { -127.0f, 77.0f };
 // Scales that are tried, in steps of their code from the one that maps the largest value to the first level, and from the one
 // that maps it to the last; for codes of 1 to 5 bits. Of 4 bits there are three, and the last of them again.
 #define KV_SRFT_TRIES 4
+#define KV_SRFT_TRIES_4 3 // of 4 bits
 constant int kv_search[5][2][KV_SRFT_TRIES] = { { { -12, -10, -9, -7 }, { -17, -15, -13, -11 } },
                                                 { { -5, -3, -2, -1 }, { -7, -6, -5, -4 } },
                                                 { { -2, -1, 0, 1 }, { -3, -2, -1, 0 } },
@@ -149,7 +150,7 @@ static inline uint kv_nearest(constant float * levels, uint count, float y) {
 
 // Scales that are tried for each end of the table.
 static inline uint kv_srft_tries(uint bits) {
-    return bits == 4 ? 3 : KV_SRFT_TRIES;
+    return bits == 4 ? KV_SRFT_TRIES_4 : KV_SRFT_TRIES;
 }
 
 // The code of scale number `which` of those that are tried for a group with this largest value, sign included: `last` where it is

@@ -14,8 +14,10 @@ GpuTest gpu;
 
 // Of |want|: a whole result, and its worst vector, where weighted values nearly cancel.
 constexpr double BOUND_F64 = 1e-3;
+// With keys that have no decoding kernel on CUDA: ggml's attends to them as halves, and multiplies and adds halves.
+constexpr double BOUND_F64_HALVES = 2e-3;
 constexpr double BOUND_CPU = 2.5e-2;
-constexpr double BOUND_CPU_WORST = 8e-2;
+constexpr double BOUND_CPU_WORST = 1e-1;
 // With 2 bits a code on the other side of a tie is a value that is off by a third of its range.
 constexpr double BOUND_CPU_WORST_2_BITS = 2e-1;
 
@@ -75,7 +77,9 @@ void run(const AttentionCase & c) {
         check_bytes(here.v_cache(), get_bytes(cpu.v_cache()), "bytes of V that differ from the CPU's");
     }
     const std::vector<float> got = here.output(), of_cpu = cpu.output();
-    check_below(total_error(got, here.want_from_decoded()), BOUND_F64, "error from f64 on the device's rows");
+    const std::string k = ggml_type_name(c.type_k);
+    const bool halves = gpu.is_fast && (k.rfind("polar", 0) == 0 || k.rfind("turbo", 0) == 0 || k.rfind("qjl", 0) == 0);
+    check_below(total_error(got, here.want_from_decoded()), halves ? BOUND_F64_HALVES : BOUND_F64, "error from f64 on the device's rows");
     const std::vector<double> wanted(of_cpu.begin(), of_cpu.end());
     check_below(total_error(got, wanted), BOUND_CPU, "difference from the CPU backend");
     const bool   coarse = is_ours(c.type_v) && bits_of(c.type_v) < 3.0;
@@ -260,7 +264,7 @@ void overwriting(const std::string & family, int d, int64_t n_rows) {
         Graph g;
         ggml_tensor * cache = ggml_new_tensor_2d(g.ctx(), our, d*n_head, n_cells);
         std::vector<ggml_tensor *> sources, indices;
-        for (int turn = 0; turn < 6; turn++) {
+        for (int turn = 0; turn < 7; turn++) {
             sources.push_back(ggml_new_tensor_2d(g.ctx(), GGML_TYPE_F32, d*n_head, n_rows));
             indices.push_back(ggml_new_tensor_1d(g.ctx(), GGML_TYPE_I64, n_rows));
             g.add(ggml_set_rows(g.ctx(), cache, sources.back(), indices.back()));
@@ -276,8 +280,8 @@ void overwriting(const std::string & family, int d, int64_t n_rows) {
                 values[i] += mean[i % mean.size()];
             }
             set_floats(sources[turn], values);
-            // at first in a row, then anywhere
-            set_indices(indices[turn], turn < 3 ? counting((int64_t) turn*n_rows, n_rows) : rng.distinct(n_rows, n_cells));
+            // at first in a row, then anywhere, and at last over what is there
+            set_indices(indices[turn], turn < 3 ? counting((int64_t) turn*n_rows, n_rows) : turn < 6 ? rng.distinct(n_rows, n_cells) : counting(n_rows/2, n_rows));
         }
         set_indices(read, counting(0, n_cells));
         if (!g.compute()) {
