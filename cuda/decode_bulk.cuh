@@ -466,7 +466,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             const auto first_of = [&](uint i) { return list[tile_at(team, n + i)]*TILE; };
             // Is there a tile that comes next into a slot, and was this warp the last that was done with it?
             const auto asks = [&](uint done_before, uint i) { return done_before == heads - 1 && tile_at(team, n + i + depth) < count; };
-            float s[UNIT][QB][4]; // the last one is that of the tile at hand
+            float s[UNIT][QB][4]; // of the tile at hand: the last one while keys are multiplied, the first one while values are
             if (DELTA) {
                 group.begin();
             }

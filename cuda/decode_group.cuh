@@ -5,7 +5,6 @@
 // rows of the group, and what it adds to a score is added when they have been there.
 #pragma once
 
-#include "decode.h"
 #include "decode_keys.cuh"
 
 namespace kv {
@@ -167,8 +166,10 @@ template <uint KIND, uint D, uint QB> struct decode_group {
             const uint low = of_half(group.kinds[0], first), high = of_half(group.kinds[1], first);
             static_assert(KV_DELTA_EMPTY == 0 && KV_DELTA_ALONE == 1 && KV_DELTA_CHAINED == 3, "");
             const float one = KV_DELTA_RHO, two = one*one, four = two*two;
-            if ((low & high) == ~0u) {
-                // They all hang on the one before. The first of a group has none, and nothing is carried to it.
+            // The first of a group has none before it, and nothing is carried to it.
+            const bool follows = first < 32 || (group.kinds[0][0] | group.kinds[1][0]) >> 31 != 0;
+            if ((low & high) == ~0u && follows) {
+                // They all hang on the one before.
 #pragma unroll
                 for (uint n = 0; n < 2; ++n) {
                     factor[n][0] = g >= 1 ? one : 0.0f;
@@ -177,7 +178,7 @@ template <uint KIND, uint D, uint QB> struct decode_group {
                     whole[n] = exp2f((float) (g + 1)*log2f(KV_DELTA_RHO));
                 }
             } else {
-                const uint before = (low | high) << 1 | (first >= 32 ? (group.kinds[0][0] | group.kinds[1][0]) >> 31 : 0);
+                const uint before = (low | high) << 1 | (first >= 32 && follows ? 1 : 0);
                 const uint chained = (low & high & before) >> place_of<STEPS>(first, lane); // a bit for each that hangs on the one before
 #pragma unroll
                 for (uint n = 0; n < 2; ++n) {

@@ -73,7 +73,7 @@ template <uint KIND, uint D> struct decode_values {
     uint upper[4][C][JOINED ? 3 : 2];
     bool odd[4];
 
-    // What levels are looked up in: `of_lane` of 4 bits, of 8 bits nothing.
+    // What levels are looked up in: `of_lane` of 4 bits; of 8 bits nobody asks.
     template <typename Table> static __device__ __forceinline__ auto table_of(const Table & of_lane) {
         if constexpr (BITS == 4) {
             return of_lane();

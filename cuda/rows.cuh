@@ -106,9 +106,6 @@ struct scale_choice {
     float gain;
 };
 
-constexpr uint MOST_TRIES = 8; // scales for each group
-static_assert(2*KV_SRFT_TRIES <= MOST_TRIES, "all are tried");
-
 // COUNT of the scales that are tried for a group of `bits`, from number `first` on: what does not depend on its values. Behind the last
 // that one comes again.
 template <uint COUNT> struct scale_tries {

@@ -248,8 +248,8 @@ template <uint TABLES> struct group_memory {
 };
 
 // Scales that a warp tries.
-constexpr uint OWN_TRIES = MOST_TRIES/ROW_WARPS;
-static_assert(OWN_TRIES*ROW_WARPS == MOST_TRIES, "each warp tries as many");
+constexpr uint OWN_TRIES = 2*KV_SRFT_TRIES/ROW_WARPS;
+static_assert(OWN_TRIES*ROW_WARPS == 2*KV_SRFT_TRIES, "each warp tries as many");
 
 // The best scale of the lane's group, from the best one of each warp. `turn` changes from row to row, so that the warps meet once for each.
 template <uint N, uint TABLES> __device__ __forceinline__ uint best_of_warps(const scale_choice & mine, uint warp, uint lane, uint turn, group_memory<TABLES> & memory) {
@@ -411,7 +411,7 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
     sync_warps<ROW_WARPS>();
     constexpr uint N = SIZE == 64 ? 2 : SIZE == 128 ? 4 : 8;
     typedef lane_codec<SIZE ? SIZE : 256, BANDS, N> codec_of;
-    const codec_of codec(kind, levels, warp, lane);
+    const codec_of codec(IN_LANES || BANDS ? kind : KV_KIND_DELTA4, levels, warp, lane); // else nobody asks
     if constexpr (IN_LANES && BANDS) {
         for (int bits = (int) kv_band_at(kind, SIZE, 0).bits; bits > 0; bits -= 2) {
             fill_nearest(bits, levels + (1u << bits), own_memory.nearest[codec.band.table_of(bits)], 32*ROW_WARPS);
@@ -516,7 +516,7 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                 sync_warps<ROW_WARPS>();
             };
             uint64_t coded = 0; // rows of the group that wait
-            // Rows that follow each other are a run. The row behind it, if it is chained to what is overwritten, is kept as the key that it
+            // Rows of the batch that follow each other are a run. The row behind it, if it is chained to what is overwritten, is kept as the key that it
             // stands for.
             uint run_end = 0;
             bool has_after = false;
@@ -530,12 +530,12 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                     }
                     const uint64_t run = (after < 64 ? (1ull << after) - 1 : ~0ull) & ~0ull << t;
                     has_after = after < w.rows && (w.chained >> after & 1) != 0;
-                    const bool has_before = t > 0 && w.is_written(t - 1) && w.at != (int) t - 1;
-                    if (IN_LANES && (has_after || has_before || (coded & run) != 0)) {
+                    const bool goes_back = t > 0 && w.is_written(t - 1) && w.at != (int) t - 1;
+                    if (IN_LANES && (has_after || goes_back || (coded & run) != 0)) {
                         pack_those(); // and all are done with what is written here
                         coded = 0;
                     }
-                    if (has_after || has_before) {
+                    if (has_after || goes_back) {
                         if (warp == 0) {
                             to_memory(ur, u);
                         }
@@ -554,7 +554,7 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                             sync_warps<ROW_WARPS>();
                         }
                         from_memory(u, ur);
-                        w.at = (int) t - 1;
+                        w.at = (int) t - 1; // if that is not written, nobody asks for its deviation
                     }
                 }
                 // A key of zeros leaves an empty cell alone: it reads as zeros already.

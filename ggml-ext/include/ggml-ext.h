@@ -288,6 +288,9 @@ uint32_t ggml_ext_recent_slots(int32_t type_k, int32_t type_v, uint32_t cells, u
 // Does a spec of either side ask for precise rows by number?
 bool ggml_ext_recent_named(int32_t type_k, int32_t type_v);
 
+// The type of precise rows beside rows of this one, -1 where it has none.
+int32_t ggml_ext_recent_type(int32_t id);
+
 // The types of the precise rows of a layer whose tensors have these types; `type_v` is -1 where there is no V, and so is
 // `recent_v` then. False where neither side gains by them.
 // Safety: The pointers are NULL or places to write to.
@@ -507,6 +510,7 @@ bool ggml_ext_state_recode(int32_t id,
     X(ggml_ext_resolve) \
     X(ggml_ext_recent_slots) \
     X(ggml_ext_recent_named) \
+    X(ggml_ext_recent_type) \
     X(ggml_ext_recent_types) \
     X(ggml_ext_calibration_file) \
     X(ggml_ext_band_order) \

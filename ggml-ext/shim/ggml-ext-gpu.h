@@ -174,13 +174,6 @@ inline bool has_recent(const ggml_tensor * op) {
     return std::any_of(op->src + SRC_WINDOW_K, op->src + SRC_BATCH_V + 1, [](const ggml_tensor * t) { return t != nullptr; });
 }
 
-// The type of precise rows beside rows of this one.
-inline ggml_type precise_type(const ggml_tensor * t) {
-    return t->type >= KV_KIND_DELTA8 && t->type < KV_KIND_DELTA8 + 16 ? GGML_TYPE_F16 :
-           ggml_ext_is_ours(t->type) ? (ggml_type) (KV_KIND_SRFT8 + (t->type - GGML_EXT_TYPE_BASE) % 16) :
-           is_float(t->type) ? t->type : GGML_TYPE_F16;
-}
-
 inline std::string refuse_pieces(const ggml_tensor * t) {
     if (t->nb[0] != ggml_type_size(t->type)) {
         return "rows that are not in one piece";
@@ -207,7 +200,7 @@ inline std::string refuse_recent(const ggml_tensor * op) {
             if (!t) {
                 continue;
             }
-            if (t->type != precise_type(main)) {
+            if ((int32_t) t->type != ggml_ext_recent_type((int32_t) main->type)) {
                 return std::string("precise rows of ") + ggml_type_name(t->type) + " beside rows of " + ggml_type_name(main->type);
             }
             if (t->ne[0] != main->ne[0] || t->ne[1] != op->src[i]->ne[1] || t->ne[1] < 1 || t->ne[1] >= 1 << 24 || t->ne[2] != main->ne[2] || t->ne[3] != main->ne[3]) {

@@ -34,6 +34,15 @@ struct Context {
     }
 };
 
+// Rows that follow each other, as keys do.
+std::vector<float> keys_of_noise(int seed, int64_t width, int64_t rows) {
+    std::vector<float> x = Rng(seed).normals(width*rows);
+    for (int64_t i = width; i < width*rows; i++) {
+        x[i] = 0.7f*x[i - width] + 0.7f*x[i];
+    }
+    return x;
+}
+
 // The bytes of rows of noise, written by the backend itself: groups are whole.
 std::vector<uint8_t> rows_of_noise(ggml_backend_t backend, ggml_type type, int64_t width, int64_t rows) {
     Context c(16);
@@ -44,13 +53,7 @@ std::vector<uint8_t> rows_of_noise(ggml_backend_t backend, ggml_type type, int64
     ggml_build_forward_expand(graph, ggml_set_rows(c.ctx, cache, floats, index));
     c.buffer = ggml_backend_alloc_ctx_tensors(c.ctx, backend);
     ggml_backend_buffer_clear(c.buffer, 0);
-    Rng rng(7);
-    std::vector<float> x = rng.normals(width*rows);
-    // keys follow each other
-    for (int64_t i = width; i < width*rows; i++) {
-        x[i] = 0.7f*x[i - width] + 0.7f*x[i];
-    }
-    set_floats(floats, x);
+    set_floats(floats, keys_of_noise(7, width, rows));
     set_indices(index, counting(0, rows));
     ggml_backend_graph_compute(backend, graph);
     return get_bytes(cache);
@@ -167,8 +170,7 @@ double writing(ggml_backend_t backend, ggml_type type, int64_t width, int tokens
     }
     c.buffer = ggml_backend_alloc_ctx_tensors(c.ctx, backend);
     ggml_backend_buffer_clear(c.buffer, 0);
-    Rng rng(3);
-    set_floats(floats, rng.normals(width*tokens));
+    set_floats(floats, keys_of_noise(3, width, tokens));
     // a few tokens go on with a group
     const int64_t first = tokens < 64 ? 1024 + 40 : 1024;
     const std::vector<uint8_t> before = rows_of_noise(backend, type, width, first);

@@ -14,10 +14,12 @@ GpuTest gpu;
 
 // Of |want|: a whole result, and its worst vector, where weighted values nearly cancel.
 constexpr double BOUND_F64 = 1e-3;
-// With keys that have no decoding kernel on CUDA: ggml's attends to them as halves, and multiplies and adds halves.
+// With K of polar, turbo and qjl1 on CUDA: ggml's kernels attend to them as halves, and multiply and add halves (qjl1 at 256: 1.3e-3).
 constexpr double BOUND_F64_HALVES = 2e-3;
 constexpr double BOUND_CPU = 2.5e-2;
-constexpr double BOUND_CPU_WORST = 1e-1;
+constexpr double BOUND_CPU_WORST = 8e-2;
+// Short vectors have fewer values to average over.
+constexpr double BOUND_CPU_WORST_64 = 1e-1;
 // With 2 bits a code on the other side of a tie is a value that is off by a third of its range.
 constexpr double BOUND_CPU_WORST_2_BITS = 2e-1;
 
@@ -83,7 +85,7 @@ void run(const AttentionCase & c) {
     const std::vector<double> wanted(of_cpu.begin(), of_cpu.end());
     check_below(total_error(got, wanted), BOUND_CPU, "difference from the CPU backend");
     const bool   coarse = is_ours(c.type_v) && bits_of(c.type_v) < 3.0;
-    const double worst  = coarse ? BOUND_CPU_WORST_2_BITS : BOUND_CPU_WORST;
+    const double worst  = coarse ? BOUND_CPU_WORST_2_BITS : c.shape.dv <= 64 ? BOUND_CPU_WORST_64 : BOUND_CPU_WORST;
     check_below(worst_error(got, wanted, c.shape.dv), worst, "difference of the worst vector from the CPU backend");
 }
 

@@ -172,6 +172,12 @@ pub extern "C" fn ggml_ext_recent_named(type_k: i32, type_v: i32) -> bool {
     guarded(false, || recent::is_named(type_k, type_v))
 }
 
+/// The type of precise rows beside rows of this one, -1 where it has none.
+#[no_mangle]
+pub extern "C" fn ggml_ext_recent_type(id: i32) -> i32 {
+    guarded(-1, || recent::type_beside(id).unwrap_or(-1))
+}
+
 /// The types of the precise rows of a layer whose tensors have these types; `type_v` is -1 where there is no V, and so is
 /// `recent_v` then. False where neither side gains by them.
 ///

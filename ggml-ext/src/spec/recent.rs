@@ -67,7 +67,7 @@ pub fn types(k: i32, v: Option<i32>) -> Option<(i32, Option<i32>)> {
 
 /// The type of precise rows beside rows of a tensor's type: the precise one where that is coded, in the space that sums are
 /// taken in. Differences of as many bits are finer than whole keys: f16 beside those.
-fn type_beside(id: i32) -> Option<i32> {
+pub fn type_beside(id: i32) -> Option<i32> {
     let f16 = NativeType::by_id(1).map(|f16| f16.id);
     match Member::by_id(id)? {
         Member::Ours(Entry::Concrete(c)) if c.group_cells() > 1 && c.family.bits >= precise()?.bits => f16,
