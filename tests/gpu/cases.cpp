@@ -295,6 +295,58 @@ void overwriting(const std::string & family, int d, int64_t n_rows) {
     check_below(total_error(got[1], wanted), is_grouped(our) ? 1.5e-2 : 1e-2, "difference of overwritten rows from the CPU's");
 }
 
+// The same cells twice in one op, keys of zeros for cells that are written and for some that are not, and a cell behind one that is empty.
+void rewriting(const std::string & family, int d) {
+    if (!begin_case("rewriting " + family + " " + std::to_string(d))) {
+        return;
+    }
+    const ggml_type our = type_for(family, d);
+    const int64_t n_head = 2, n_cells = 64, n_first = 20;
+    const std::vector<int64_t> again = { 5, 6, 7, 5, 6, 40, 41, 19, 42 };
+    const std::vector<bool>    zeros = { false, true, false, false, false, true, false, false, true };
+    std::vector<std::vector<float>> got;
+    for (ggml_backend_t backend : { (ggml_backend_t) nullptr, gpu.backend }) {
+        const Device device(backend);
+        Rng rng(seed_of(family) + 2*d);
+        Graph g;
+        ggml_tensor * cache = ggml_new_tensor_2d(g.ctx(), our, d*n_head, n_cells);
+        ggml_tensor * first = ggml_new_tensor_2d(g.ctx(), GGML_TYPE_F32, d*n_head, n_first), * first_cells = ggml_new_tensor_1d(g.ctx(), GGML_TYPE_I64, n_first);
+        ggml_tensor * then  = ggml_new_tensor_2d(g.ctx(), GGML_TYPE_F32, d*n_head, (int64_t) again.size());
+        ggml_tensor * then_cells = ggml_new_tensor_1d(g.ctx(), GGML_TYPE_I64, (int64_t) again.size());
+        g.add(ggml_set_rows(g.ctx(), cache, first, first_cells));
+        g.add(ggml_set_rows(g.ctx(), cache, then, then_cells));
+        ggml_tensor * read = ggml_new_tensor_1d(g.ctx(), GGML_TYPE_I32, n_cells);
+        ggml_tensor * rows = ggml_get_rows(g.ctx(), cache, read);
+        g.add(rows);
+        g.allocate(0);
+        const auto keys = [&](int64_t n) {
+            std::vector<float> x = rng.normals(d*n_head*n, 0.5f);
+            for (size_t i = 0; i < x.size(); i++) {
+                x[i] += 2.0f + (i >= (size_t) (d*n_head) ? 0.7f*(x[i - d*n_head] - 2.0f) : 0.0f);
+            }
+            return x;
+        };
+        set_floats(first, keys(n_first));
+        std::vector<float> values = keys((int64_t) again.size());
+        for (size_t i = 0; i < values.size(); i++) {
+            values[i] = zeros[i/(d*n_head)] ? 0.0f : values[i];
+        }
+        set_floats(then, values);
+        set_indices(first_cells, counting(0, n_first));
+        set_indices(then_cells, again);
+        set_indices(read, counting(0, n_cells));
+        if (!g.compute()) {
+            return;
+        }
+        got.push_back(get_floats(rows));
+    }
+    const std::vector<double> wanted(got[0].begin(), got[0].end());
+    check_below(total_error(got[1], wanted), is_grouped(our) ? 1.5e-2 : 1e-2, "difference of rewritten rows from the CPU's");
+    for (int64_t cell : { 40, 42, 63 }) {
+        check(std::all_of(&got[1][cell*d*n_head], &got[1][cell*d*n_head] + d*n_head, [](float x) { return x == 0.0f; }), "a cell that nobody has written reads as zeros");
+    }
+}
+
 void flipped_bits() {
     for (const char * side : { "K", "V" }) {
         if (!begin_case(std::string("a flipped bit of ") + side)) {
@@ -430,6 +482,9 @@ void run_gpu_cases(const GpuTest & test) {
         for (int d : { 128, 64, 256 }) {
             overwriting(family, d, 40);
             overwriting(family, d, 20);
+            if (is_grouped(type_for(family, d))) {
+                rewriting(family, d); // of other types any thread may be the last at a cell
+            }
         }
     }
     flipped_bits();
