@@ -104,28 +104,6 @@ template <uint D, uint PIECE> __device__ __forceinline__ uint key_scales_at(uint
     return cell/CELLS*PIECE + cell % CELLS*(D/8);
 }
 
-// Those of a cell.
-template <uint D> struct key_scales {
-    float at[D/32];
-
-    __device__ __forceinline__ void load(const uint8_t * from) {
-        if constexpr (D == 64) {
-            const ::float2 two = *(const ::float2 *) from;
-            at[0] = two.x;
-            at[1] = two.y;
-        } else {
-#pragma unroll
-            for (uint i = 0; i < D/32; i += 4) {
-                const ::float4 four = *(const ::float4 *) (from + 4*i);
-                at[i] = four.x;
-                at[i + 1] = four.y;
-                at[i + 2] = four.z;
-                at[i + 3] = four.w;
-            }
-        }
-    }
-};
-
 template <uint PIECE> __device__ __forceinline__ uint value_scales_at(uint i) {
     return i/2*PIECE + i % 2*64;
 }
@@ -487,14 +465,14 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                     keys_of k;
                     k.template load<tile_bytes>(k_rows, k_rows + keys_of::codes_at(t), k_cell, step*STEP, TILE - 1, g);
                     k.join(t);
-                    key_scales<D> scales[2];
-                    const uint8_t * const scales_from[2] = { row_scales + key_scales_at<D, layout::PIECE>(step*STEP + g), row_scales + key_scales_at<D, layout::PIECE>(step*STEP + 8 + g) };
+                    const auto scales_at = [&](uint n) { return (const float *) (row_scales + key_scales_at<D, layout::PIECE>(step*STEP + 8*n + g)); };
+                    float scales[2][D/32];
                     if (!keys_of::CHOOSES_SCALES) {
-                        scales[0].load(scales_from[0]);
-                        scales[1].load(scales_from[1]);
+                        load_floats(scales[0], scales_at(0));
+                        load_floats(scales[1], scales_at(1));
                     }
                     k.products(b, t, [&](uint n, uint c, uint second) {
-                        return keys_of::CHOOSES_SCALES ? *(const float *) (scales_from[n] + 8*c + 4*second) : scales[n].at[2*c + second];
+                        return keys_of::CHOOSES_SCALES ? scales_at(n)[2*c + second] : scales[n][2*c + second];
                     }, parts[step]);
                 }
                 __syncwarp();

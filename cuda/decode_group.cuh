@@ -141,22 +141,6 @@ template <uint KIND, uint D, uint QB> struct decode_group {
         return first % 32 + (STEPS == 2 ? lane % 4/2*16 : 0);
     }
 
-    template <uint N> static __device__ __forceinline__ void load_floats(float (&x)[N], const float * from) {
-        if constexpr (N == 4) {
-            const ::float4 four = *(const ::float4 *) from;
-            x[0] = four.x;
-            x[1] = four.y;
-            x[2] = four.z;
-            x[3] = four.w;
-        } else if constexpr (N == 2) {
-            const ::float2 two = *(const ::float2 *) from;
-            x[0] = two.x;
-            x[1] = two.y;
-        } else {
-            x[0] = *from;
-        }
-    }
-
     // The scan over the cells of a call of `follow`.
     template <uint STEPS> struct chain {
         float factor[2][3], whole[2], inner; // of eight cells and of the eight behind them

@@ -104,6 +104,26 @@ template <typename Bytes, uint BYTES, uint ALIGN> __device__ __forceinline__ voi
     }
 }
 
+// 1, 2 or a multiple of 4 floats, from an address that is a multiple of as many.
+template <uint N> __device__ __forceinline__ void load_floats(float (&x)[N], const float * from) {
+    if constexpr (N == 1) {
+        x[0] = *from;
+    } else if constexpr (N == 2) {
+        const ::float2 two = *(const ::float2 *) from;
+        x[0] = two.x;
+        x[1] = two.y;
+    } else {
+#pragma unroll
+        for (uint i = 0; i < N; i += 4) {
+            const ::float4 four = *(const ::float4 *) (from + i);
+            x[i] = four.x;
+            x[i + 1] = four.y;
+            x[i + 2] = four.z;
+            x[i + 3] = four.w;
+        }
+    }
+}
+
 // The compiler is to keep it, not to make it anew in the loop.
 __device__ __forceinline__ void keep(uint & x) {
     asm volatile("" : "+r"(x));

@@ -285,16 +285,7 @@ template <uint SIZE, bool BANDS, uint N> struct lane_codec {
             if (lane < SIZE/KV_BAND) {
                 row[lane] = codes[SIZE + lane];
             }
-#pragma unroll
-            for (uint n = 0; n < SIZE/KV_BAND; ++n) {
-                const kv_band band = kv_band_at(kind, SIZE, n);
-                const uint low_bytes = 4*band.low, j = lane - low_bytes;
-                if (lane < low_bytes) {
-                    row[band.codes + lane] = kv_band_low(codes + KV_BAND*n, band.low, lane);
-                } else if (j < 4 && band.bits > band.low) {
-                    row[band.high + j] = kv_band_high(codes + KV_BAND*n, band.low, j);
-                }
-            }
+            kv_band_pack(codes, kind, SIZE, lane, row);
         } else if (kind == KV_KIND_DELTA4) {
             pack_row<SIZE, 4>(codes, lane, row);
         } else {
