@@ -15,6 +15,7 @@
 // ended.
 #pragma once
 
+#include "bulk_copy.cuh"
 #include "decode_softmax.cuh"
 
 namespace kv {
@@ -106,47 +107,6 @@ template <uint D, uint PIECE> __device__ __forceinline__ uint key_scales_at(uint
 
 template <uint PIECE> __device__ __forceinline__ uint value_scales_at(uint i) {
     return i/2*PIECE + i % 2*64;
-}
-
-__device__ __forceinline__ uint shared_address(const void * at) {
-    return (uint) __cvta_generic_to_shared(at);
-}
-
-__device__ __forceinline__ void begin_barrier(uint bar) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(bar) : "memory");
-#endif
-}
-
-// Waits until what was asked for in the phase of this parity is there.
-__device__ __forceinline__ void await(uint bar, uint parity) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n"
-        ".reg .pred there;\n"
-        "again:\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 there, [%0], %1;\n"
-        "@there bra over;\n"
-        "bra again;\n"
-        "over:\n"
-        "}" :: "r"(bar), "r"(parity) : "memory");
-#endif
-}
-
-// Asks for bytes of the cache, from an address that is a multiple of 16. What is no multiple of 16 is copied here.
-__device__ __forceinline__ void ask_for(uint8_t * to, const uint8_t * from, uint bytes, uint bar) {
-#if __CUDA_ARCH__ >= 900
-    const uint most = bytes & ~15u;
-#pragma unroll 1
-    for (uint i = most; i < bytes; i += 2) {
-        *(unsigned short *) (to + i) = __ldcg((const unsigned short *) (from + i));
-    }
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(most) : "memory");
-    if (most > 0) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     :: "r"(shared_address(to)), "l"(from), "r"(most), "r"(bar) : "memory");
-    }
-#endif
 }
 
 // Counts up to `count`, and gives what was counted before: what was read before it, has been read. By lane 0; the others get ~0.
@@ -283,7 +243,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     const auto tile_at = [&](uint team, uint n) { return (n/UNIT*teams + team)*UNIT + n % UNIT; };
     if (warp == 0) {
         for (uint i = lane; i < 2*teams*depth; i += 32) {
-            begin_barrier(bars + 8*i);
+            begin_barrier(bars + 8*i, 1);
             done[i] = 0;
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -122,6 +122,20 @@ kv_cuda_expanded kv_cuda_expanded_of(const kv_cuda_attention & op);
 cudaError_t kv_cuda_expand(const kv_cuda_attention & op, float * queries, void * keys, void * values, cudaStream_t stream);
 // results: floats, [stream][token][head][value]
 cudaError_t kv_cuda_leave_domain(const kv_cuda_attention & op, const float * results, cudaStream_t stream);
-// What GGML_EXT_CUDA_PATH asks for, to test and to see what each takes: "rows", decoding without bulk copies; "own", nothing by
+
+// The same by a kernel of our own for Hopper (hopper/kv_prompt.cu), where KV_CUDA_HOPPER says that it was compiled.
+
+struct kv_cuda_prompt {
+    uint32_t width, tile_cells, tiles, row_tiles;
+    uint32_t shares, share_tiles;                            // of the cells, for as many blocks
+    size_t   queries, keys, values, classes, metas, sums;    // where they begin in the scratch
+    size_t   scratch_bytes;
+};
+
+// False where it does not serve the op.
+bool        kv_cuda_plan_prompt(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_prompt & plan);
+cudaError_t kv_cuda_attend_prompt(const kv_cuda_attention & op, const kv_cuda_prompt & plan, void * scratch, cudaStream_t stream);
+
+// What GGML_EXT_CUDA_PATH asks for, to test and to see what each takes: "rows", what GPUs before Hopper run; "own", nothing by
 // ggml's kernels; "tile", everything by kv_tile.cu.
 bool        kv_cuda_path_is(const char * name);

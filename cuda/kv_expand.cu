@@ -1,21 +1,29 @@
-// Caches as halves, in the domain of their rows, for attention by ggml's own f16 kernels: prompts, and pairs of types that
+// Caches as halves, in the domain of their rows, for attention by kernels for halves: prompts, and pairs of types that
 // kv_decode.cu does not know. What they take is memory for the halves of one layer.
 //
-//     q' = R q                     floats                          kv_expand_queries
-//     k', v'                       [stream][KV head][cell][value]  kv_expand_rows, _lanes, _4_bit, _groups
+//     q' = R q                                                     kv_expand_queries
+//     k', v'                                                       kv_expand_rows, _lanes, _4_bit, _groups
 //     precise rows of recent cells in place of theirs              kv_expand_columns
+//     attention                                                    ggml's own f16 kernels, or hopper/kv_prompt.cu
 //     o  = R^-1 o'                                                 kv_expand_results
+//
+// ggml reads [stream][KV head][cell][value], and queries as floats; on Hopper both are tiles (hopper/kv_prompt.cuh).
 
 // Nothing that is rotated here is stored: see kv_attention.cu.
 #define KV_ROOTS_BY_SINE
 
 #include "attention.cuh"
+#include "hopper/kv_prompt.cuh"
 #include "tile.cuh"
 
 namespace kv {
 namespace {
 
 constexpr uint WARPS = 4, THREADS = 32*WARPS;
+
+constexpr __host__ __device__ uint divided(uint a, uint b) {
+    return (a + b - 1)/b;
+}
 
 // A cache, or precise rows of one.
 struct expand_params {
@@ -24,7 +32,8 @@ struct expand_params {
     uint            kind, size, cells, heads;
     uint            all_cells; // grouped: of a stream of the cache
     __half *        to;
-    uint            to_cells;  // of a head
+    uint            to_cells;   // of a head
+    uint            tile_cells; // 0: no tiles
     // precise rows
     uint            to_kind;
     const uint8_t * columns;
@@ -32,8 +41,15 @@ struct expand_params {
     uint            first_column;
 };
 
-__device__ __forceinline__ __half * place_of(const expand_params & p, uint cell, uint head, uint stream, uint width) {
-    return p.to + (((size_t) stream*p.heads + head)*p.to_cells + cell)*width;
+// The place of value `i`, from which those of a unit of 16 bytes lie side by side.
+__device__ __forceinline__ __half * place_of(const expand_params & p, uint cell, uint head, uint stream, uint width, uint i) {
+    const uint rows = p.tile_cells;
+    if (rows == 0) {
+        return p.to + (((size_t) stream*p.heads + head)*p.to_cells + cell)*width + i;
+    }
+    const uint row = cell & (rows - 1); // a power of two
+    const size_t tiled_cells = (p.to_cells + rows - 1) & ~(rows - 1);
+    return p.to + (((size_t) stream*p.heads + head)*tiled_cells + (cell - row))*width + place_in_tile(rows, row, i);
 }
 
 __device__ __forceinline__ __half half_of_value(float x) {
@@ -70,7 +86,7 @@ __global__ void __launch_bounds__(THREADS) kv_expand_rows(const expand_params p)
         float x[4], scale;
         four_of(rows + cell*p.nb[0], p.kind, p.size, i, levels, x, scale);
         const float y[4] = { x[0]*scale, x[1]*scale, x[2]*scale, x[3]*scale };
-        store_halves(place_of(p, cell, head, stream, width) + i, y);
+        store_halves(place_of(p, cell, head, stream, width, i), y);
     }
 }
 
@@ -87,7 +103,7 @@ template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_ex
     for (uint cell = warp; cell < count; cell += WARPS) {
         float x[N];
         row_values<SIZE, BITS>(rows + cell*p.nb[0], levels, lane, x);
-        store_halves(place_of(p, first + cell, head, stream, SIZE) + N*lane, x);
+        store_halves(place_of(p, first + cell, head, stream, SIZE, N*lane), x);
     }
 }
 
@@ -106,7 +122,6 @@ __global__ void __launch_bounds__(THREADS) kv_expand_4_bit(const expand_params p
         const uint8_t * row = rows + cell*p.nb[0];
         const uint both = *(const uint16_t *) (row + 2*c);
         const uint codes[2] = { word_at(row + size/32 + 8*part, whole), word_at(row + size/32 + 8*part + 4, whole) };
-        __half * to = place_of(p, cell, head, stream, size) + 64*c + j;
 #pragma unroll
         for (uint i = 0; i < 2; ++i) {
             const float scale = kv_srft_scale(both >> 8*i)*kv_srft_unit(4);
@@ -122,7 +137,7 @@ __global__ void __launch_bounds__(THREADS) kv_expand_4_bit(const expand_params p
                     x[2*n + m] = *(const uint *) &y;
                 }
             }
-            *(uint4 *) (to + 32*i) = make_uint4(x[0], x[1], x[2], x[3]);
+            *(uint4 *) place_of(p, cell, head, stream, size, 64*c + 32*i + j) = make_uint4(x[0], x[1], x[2], x[3]);
         }
     }
 }
@@ -184,7 +199,7 @@ template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_ex
                     y[j] = there ? m[j] + u[j] : 0.0f;
                 }
                 if (row < count) {
-                    store_halves(place_of(p, first + row, head, stream, size) + i, y);
+                    store_halves(place_of(p, first + row, head, stream, size, i), y);
                 }
             }
         }
@@ -229,14 +244,13 @@ __global__ void __launch_bounds__(THREADS) kv_expand_columns(const expand_params
         kv_project(y, size, 1.0f/kv_score_factors[kv_size_index(size)], lane); // queries have the factor
         __syncwarp();
     }
-    __half * to = place_of(p, cell, head, stream, width);
     for (uint i = lane; i < width; i += 32) {
-        to[i] = i < size ? half_of_value(y[i]) : __ushort_as_half(0);
+        *place_of(p, cell, head, stream, width, i) = i < size ? half_of_value(y[i]) : __ushort_as_half(0);
     }
 }
 
-// A warp for a query row.
-template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_queries(const attn_params p, float * to) {
+// A warp for a query row. To floats, or with the scale of scores to tiles of halves.
+template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_queries(const attn_params p, float * to, __half * tiles) {
     extern __shared__ float memory[];
     const uint size = SIZE ? SIZE : p.k_size, width = kv_width(p.k_kind, size), lane = threadIdx.x % 32;
     const uint row = blockIdx.x*WARPS + threadIdx.x/32; // by stream, head, token
@@ -251,12 +265,46 @@ template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_querie
     }
     kv_enter_domain(q, p.k_kind, size, lane);
     __syncwarp();
+    if (!tiles) {
+        for (uint i = lane; i < width; i += 32) {
+            to[(size_t) row*width + i] = q[i];
+        }
+        return;
+    }
+    const uint group = p.args.heads/p.args.kv_heads, in_group = token*group + head % group, row_tiles = divided(group*p.args.tokens, PROMPT_ROWS);
+    __half * tile = tiles + (((size_t) stream*p.args.kv_heads + head/group)*row_tiles + in_group/PROMPT_ROWS)*PROMPT_ROWS*width;
     for (uint i = lane; i < width; i += 32) {
-        to[(size_t) row*width + i] = q[i];
+        tile[place_in_tile(PROMPT_ROWS, in_group % PROMPT_ROWS, i)] = half_of_value(q[i]*p.args.scale);
     }
 }
 
-// A warp for a result of ggml's attention.
+// The sum of a result's shares, by their largest scores and sums of weights, of which all lanes have values lane + 32i.
+__device__ __forceinline__ void join_shares(const attn_params & p, uint row, uint head, uint width, uint lane, float * o) {
+    const uint shares = p.args.chunks;
+    const float2 * metas = p.metas + (size_t) row*shares;
+    float largest = p.sinks ? p.sinks[head] : HIDDEN;
+    for (uint n = 0; n < shares; ++n) {
+        largest = fmaxf(largest, metas[n].x);
+    }
+    float sum = p.sinks ? rescale(p.sinks[head], largest) : 0.0f;
+    for (uint i = lane; i < width; i += 32) {
+        o[i] = 0.0f;
+    }
+    for (uint n = 0; n < shares; ++n) {
+        const float weight = rescale(metas[n].x, largest);
+        const float * from = p.sums + ((size_t) row*shares + n)*width;
+        sum = fmaf(weight, metas[n].y, sum);
+        for (uint i = lane; i < width; i += 32) {
+            o[i] = fmaf(weight, from[i], o[i]);
+        }
+    }
+    const float factor = sum == 0.0f ? 0.0f : 1.0f/sum; // a row that sees no cell is zero
+    for (uint i = lane; i < width; i += 32) {
+        o[i] *= factor;
+    }
+}
+
+// A warp for a result: of ggml's attention, or of shares.
 template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_results(const attn_params p) {
     extern __shared__ float memory[];
     const uint size = SIZE ? SIZE : p.v_size, width = kv_width(p.v_kind, size), lane = threadIdx.x % 32;
@@ -267,9 +315,13 @@ template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_result
     const uint head = row % p.args.heads, token = row/p.args.heads % p.args.tokens, stream = row/p.args.heads/p.args.tokens;
     float * result = (float *) (p.dst + head*p.args.dst_nb[0] + token*p.args.dst_nb[1] + stream*p.args.dst_nb[2]);
     float * o = memory + threadIdx.x/32*width;
-    for (uint i = lane; i < width; i += 32) {
-        const float x = p.sums[(size_t) row*width + i];
-        o[i] = fabsf(x) <= FLT_MAX ? x : 0.0f; // a row that sees no cell is zero; ggml's is none
+    if (p.metas) {
+        join_shares(p, row, head, width, lane, o);
+    } else {
+        for (uint i = lane; i < width; i += 32) {
+            const float x = p.sums[(size_t) row*width + i];
+            o[i] = fabsf(x) <= FLT_MAX ? x : 0.0f; // a row that sees no cell is zero; ggml's is none
+        }
     }
     __syncwarp();
     if (kv_is_plain(p.v_kind)) {
@@ -282,10 +334,6 @@ template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_result
     rotate_back(o, size, lane, result, p.args.out_size);
 }
 
-uint divided(uint a, uint b) {
-    return (a + b - 1)/b;
-}
-
 void set_strides(uint64_t (&to)[3], const uint64_t (&from)[3]) {
     for (int i = 0; i < 3; ++i) {
         to[i] = from[i];
@@ -296,7 +344,8 @@ void set_strides(uint64_t (&to)[3], const uint64_t (&from)[3]) {
 #define KV_OF_BITS(size, kernel, bits, other) \
     ((size) == 64 ? kernel<64, bits> : (size) == 128 ? kernel<128, bits> : (size) == 256 ? kernel<256, bits> : other)
 
-cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaStream_t stream) {
+// K or V of the op; in tiles of so many cells if that is not 0.
+cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, uint tile_cells, cudaStream_t stream) {
     const kv_attn_args & args = op.args;
     expand_params p = {};
     p.rows      = (const uint8_t *) (values ? op.v : op.k);
@@ -307,7 +356,16 @@ cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, cudaS
     p.all_cells = args.k_cells;
     p.to        = to;
     p.to_cells  = args.cells;
+    p.tile_cells = tile_cells;
     set_strides(p.nb, values ? args.v_nb : args.k_nb);
+    if (tile_cells != 0 && args.cells % tile_cells != 0) {
+        // Rows behind the last are multiplied with weights of zero.
+        const size_t tile = sizeof(__half)*tile_cells*KV_WIDTH(p.kind, p.size), tiles = divided(args.cells, tile_cells);
+        const cudaError_t err = cudaMemset2DAsync((uint8_t *) to + (tiles - 1)*tile, tiles*tile, 0, tile, args.kv_heads*args.kv_streams, stream);
+        if (err != cudaSuccess) {
+            return err;
+        }
+    }
     // Kernels for common sizes read words: of four bytes but at size 64, and rows begin at even addresses.
     const uint common = p.size == 64 || (((uintptr_t) p.rows | p.nb[0] | p.nb[1] | p.nb[2]) & 3) == 0 ? p.size : 0;
     const dim3 by_cells(divided(args.cells, CELLS), args.kv_heads, args.kv_streams);
@@ -357,30 +415,130 @@ kv_cuda_expanded kv_cuda_expanded_of(const kv_cuda_attention & op) {
     return res;
 }
 
-cudaError_t kv_cuda_expand(const kv_cuda_attention & op, float * queries, void * keys, void * values, cudaStream_t stream) {
-    kv::attn_params p = {};
+namespace kv {
+namespace {
+
+cudaError_t expand_queries(const kv_cuda_attention & op, float * floats, __half * tiles, cudaStream_t stream) {
+    attn_params p = {};
     p.args   = op.args;
     p.k_kind = op.k_kind;
     p.q_kind = op.q_kind;
     p.k_size = op.k_size;
     p.q      = (const uint8_t *) op.q;
-    const unsigned rows = op.args.streams*op.args.heads*op.args.tokens;
-    const auto kernel = KV_BY_SIZE(op.k_size, kv::kv_expand_queries);
-    kernel<<<kv::divided(rows, kv::WARPS), kv::THREADS, sizeof(float)*kv::WARPS*KV_WIDTH(op.k_kind, op.k_size), stream>>>(p, queries);
-    cudaError_t err = cudaGetLastError();
-    err = err == cudaSuccess ? kv::expand(op, false, (__half *) keys, stream) : err;
-    return err == cudaSuccess ? kv::expand(op, true, (__half *) values, stream) : err;
+    const uint rows = op.args.streams*op.args.heads*op.args.tokens;
+    const auto kernel = KV_BY_SIZE(op.k_size, kv_expand_queries);
+    kernel<<<divided(rows, WARPS), THREADS, sizeof(float)*WARPS*KV_WIDTH(op.k_kind, op.k_size), stream>>>(p, floats, tiles);
+    return cudaGetLastError();
 }
 
-cudaError_t kv_cuda_leave_domain(const kv_cuda_attention & op, const float * results, cudaStream_t stream) {
-    kv::attn_params p = {};
+// metas: null for one share, that is normalized already.
+cudaError_t store_results(const kv_cuda_attention & op, const float * sums, float2 * metas, uint shares, cudaStream_t stream) {
+    attn_params p = {};
     p.args   = op.args;
     p.v_kind = op.v_kind;
     p.v_size = op.v_size;
     p.dst    = (uint8_t *) op.dst;
-    p.sums   = (float *) results;
-    const unsigned rows = op.args.streams*op.args.heads*op.args.tokens;
-    const auto kernel = KV_BY_SIZE(op.v_size, kv::kv_expand_results);
-    kernel<<<kv::divided(rows, kv::WARPS), kv::THREADS, sizeof(float)*kv::WARPS*KV_WIDTH(op.v_kind, op.v_size), stream>>>(p);
+    p.sums   = (float *) sums;
+    p.metas  = metas;
+    p.sinks  = op.sinks;
+    p.args.chunks = shares;
+    const uint rows = op.args.streams*op.args.heads*op.args.tokens;
+    const auto kernel = KV_BY_SIZE(op.v_size, kv_expand_results);
+    kernel<<<divided(rows, WARPS), THREADS, sizeof(float)*WARPS*KV_WIDTH(op.v_kind, op.v_size), stream>>>(p);
     return cudaGetLastError();
 }
+
+}  // namespace
+}  // namespace kv
+
+cudaError_t kv_cuda_expand(const kv_cuda_attention & op, float * queries, void * keys, void * values, cudaStream_t stream) {
+    cudaError_t err = kv::expand_queries(op, queries, nullptr, stream);
+    err = err == cudaSuccess ? kv::expand(op, false, (__half *) keys, 0, stream) : err;
+    return err == cudaSuccess ? kv::expand(op, true, (__half *) values, 0, stream) : err;
+}
+
+cudaError_t kv_cuda_leave_domain(const kv_cuda_attention & op, const float * results, cudaStream_t stream) {
+    return kv::store_results(op, results, nullptr, 1, stream);
+}
+
+#ifdef KV_CUDA_HOPPER
+
+bool kv_cuda_plan_prompt(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_prompt & plan) {
+    plan = {};
+    const kv_attn_args & args = op.args;
+    const kv_cuda_expanded sizes = kv_cuda_expanded_of(op);
+    const bool known = sizes.k_width == sizes.v_width && (sizes.k_width == 64 || sizes.k_width == 128 || sizes.k_width == 256);
+    // A mask for each head is no mask for a block.
+    if (device.cc != 900 || kv_cuda_path_is("rows") || kv_cuda_path_is("tile") || !known || args.cells == 0 || (op.mask && args.mask_rows[0] != 1) || !kv::mask_is_small(op)) {
+        return false;
+    }
+    using kv::divided;
+    plan.width      = sizes.k_width;
+    plan.tile_cells = kv::prompt_cells(plan.width);
+    plan.tiles      = divided(args.cells, plan.tile_cells);
+    plan.row_tiles  = divided(args.heads/args.kv_heads*args.tokens, kv::PROMPT_ROWS);
+    // As many shares as fill the multiprocessors best, each of a few tiles at least; a share costs about as much as a tile.
+    const uint32_t blocks = plan.row_tiles*args.kv_heads*args.streams;
+    uint32_t most = divided(plan.tiles, 4), least = divided(plan.tiles, kv::prompt_most_tiles()), best = ~0u;
+    most = most > (uint32_t) device.sms ? (uint32_t) device.sms : most;
+    for (uint32_t shares = least; shares <= (most > least ? most : least); ++shares) {
+        const uint32_t waves = divided(blocks*shares, (uint32_t) device.sms), steps = waves*(divided(plan.tiles, shares) + 2);
+        if (steps < best) {
+            best = steps;
+            plan.share_tiles = divided(plan.tiles, shares);
+        }
+    }
+    plan.shares = divided(plan.tiles, plan.share_tiles);
+    const size_t rows = (size_t) args.streams*args.heads*args.tokens, cells = (size_t) args.kv_streams*args.kv_heads*plan.tiles*plan.tile_cells;
+    size_t at = 0;
+    const auto take = [&](size_t bytes) {
+        const size_t res = at;
+        at += (bytes + 255)/256*256;
+        return res;
+    };
+    plan.queries = take(sizeof(__half)*blocks*kv::PROMPT_ROWS*plan.width);
+    plan.keys    = take(sizeof(__half)*cells*plan.width);
+    plan.values  = take(sizeof(__half)*cells*plan.width);
+    plan.classes = take(op.mask ? (size_t) args.streams*plan.row_tiles*plan.tiles : 0);
+    plan.metas   = take(sizeof(float2)*rows*plan.shares);
+    plan.sums    = take(sizeof(float)*rows*plan.shares*plan.width);
+    plan.scratch_bytes = at;
+    return true;
+}
+
+cudaError_t kv_cuda_attend_prompt(const kv_cuda_attention & op, const kv_cuda_prompt & plan, void * scratch, cudaStream_t stream) {
+    uint8_t * base = (uint8_t *) scratch;
+    kv::prompt_params p = {};
+    p.attn.args        = op.args;
+    p.attn.args.chunks = plan.shares;
+    p.attn.alibi       = op.alibi;
+    p.attn.mask        = (const uint8_t *) op.mask;
+    p.attn.metas       = (float2 *) (base + plan.metas);
+    p.attn.sums        = (float *) (base + plan.sums);
+    p.queries     = (const __half *) (base + plan.queries);
+    p.keys        = (const __half *) (base + plan.keys);
+    p.values      = (const __half *) (base + plan.values);
+    p.classes     = base + plan.classes;
+    p.row_tiles   = plan.row_tiles;
+    p.tiles       = plan.tiles;
+    p.tile_cells  = plan.tile_cells;
+    p.share_tiles = plan.share_tiles;
+    cudaError_t err = op.mask ? kv::launch_prompt_classes(p, stream) : cudaSuccess;
+    err = err == cudaSuccess ? kv::expand_queries(op, nullptr, (__half *) p.queries, stream) : err;
+    err = err == cudaSuccess ? kv::expand(op, false, (__half *) p.keys, plan.tile_cells, stream) : err;
+    err = err == cudaSuccess ? kv::expand(op, true, (__half *) p.values, plan.tile_cells, stream) : err;
+    err = err == cudaSuccess ? kv::launch_prompt(p, plan.width, stream) : err;
+    return err == cudaSuccess ? kv::store_results(op, p.attn.sums, p.attn.metas, plan.shares, stream) : err;
+}
+
+#else
+
+bool kv_cuda_plan_prompt(const kv_cuda_attention &, const kv_cuda_device &, kv_cuda_prompt &) {
+    return false;
+}
+
+cudaError_t kv_cuda_attend_prompt(const kv_cuda_attention &, const kv_cuda_prompt &, void *, cudaStream_t) {
+    return cudaErrorNotSupported;
+}
+
+#endif

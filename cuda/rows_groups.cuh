@@ -461,6 +461,28 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
         }
     }
 
+    // Rows of the op that follow each other are a run. The row behind it, if it is chained to what is overwritten, is kept as the key that it
+    // stands for.
+    uint run_next = ~0u, after = 0;
+    bool has_after = false;
+    // Where a run goes to that goes on with row `end`, by the rows `left` of 32 that begin at `base`, and those that come then.
+    const auto run_goes_to = [&](uint end, uint base, uint left, uint cell) {
+        for (;;) {
+            const bool other = (left >> lane & 1) != 0 && cell != end + __popc(left & ((1u << lane) - 1));
+            const uint others = __ballot_sync(KV_ALL_LANES, other);
+            if (others != 0) {
+                return end + __popc(left & ((1u << (__ffs(others) - 1)) - 1));
+            }
+            end += __popc(left);
+            base += 32;
+            if (few || base >= rows || base >= looked_at) {
+                return end;
+            }
+            left = own_memory.same[base % LOOKED_AT/32];
+            cell = own_memory.cells_of_rows[base % LOOKED_AT + lane];
+        }
+    };
+
     uint turn = 0;
     for (uint base = own/32*32; base < rows; base += 32) {
         if (base >= looked_at) {
@@ -507,17 +529,17 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                 sync_warps<ROW_WARPS>();
             };
             uint64_t coded = 0; // rows of the group that wait
-            // Rows of the batch that follow each other are a run. The row behind it, if it is chained to what is overwritten, is kept as the key that it
-            // stands for.
-            uint run_end = 0;
-            bool has_after = false;
             for (uint k = 0; k < count && (IN_LANES || warp == 0); ++k) {
                 const uint t = own_memory.cells[k];
                 float * key = keys + k*size;
-                if (k == run_end) {
-                    uint after = t + 1;
-                    for (++run_end; run_end < count && own_memory.cells[run_end] == after; ++run_end) {
+                if (t != run_next || t == after) {
+                    after = t + 1;
+                    uint next = k + 1;
+                    for (; next < count && own_memory.cells[next] == after; ++next) {
                         ++after;
+                    }
+                    if (next == count) {
+                        after = run_goes_to(after, base, left, cell);
                     }
                     const uint64_t run = (after < 64 ? (1ull << after) - 1 : ~0ull) & ~0ull << t;
                     has_after = after < w.rows && (w.chained >> after & 1) != 0;
@@ -548,6 +570,7 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                         w.at = (int) t - 1; // if that is not written, nobody asks for its deviation
                     }
                 }
+                run_next = t + 1;
                 // A key of zeros leaves an empty cell alone: it reads as zeros already.
                 if (own_memory.zero[k] && !w.is_written(t)) {
                     continue;
@@ -562,7 +585,7 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                     }
                     from_memory(m, mr);
                 }
-                const bool has_before = t > 0 && w.is_written(t - 1), keeps_after = has_after && k + 1 == run_end;
+                const bool has_before = t > 0 && w.is_written(t - 1), keeps_after = has_after && t + 1 == after;
                 if constexpr (!IN_LANES) {
                     writer_encode(w, kind, size, t, key, m, u, has_before, levels, lane, work, own_memory.line);
                     writer_step(w, kind, size, t, own_memory.line, m, levels, lane, u);

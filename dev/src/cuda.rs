@@ -34,9 +34,15 @@ pub enum Depth {
     All,
 }
 
+/// The folder of kernels that only Hopper can run.
+const HOPPER: &str = "hopper";
+
 impl Depth {
-    fn targets(self) -> &'static [(&'static str, &'static str)] {
+    /// Of kernels for Hopper alone, or of the others.
+    fn targets(self, hopper: bool) -> &'static [(&'static str, &'static str)] {
         match self {
+            Depth::Ptx if hopper => &[("compute_90a", "compute_90a")],
+            _ if hopper => &[("compute_90a", "sm_90a")],
             Depth::Ptx => &[("compute_80", "compute_80")],
             Depth::Ends => &[("compute_75", "sm_75"), ("compute_90", "sm_90")],
             Depth::All => &[("compute_75", "sm_75"), ("compute_80", "[sm_80,sm_86,sm_89]"), ("compute_90", "sm_90")],
@@ -46,8 +52,8 @@ impl Depth {
     pub fn what(self) -> &'static str {
         match self {
             Depth::Ptx => "to PTX of compute_80",
-            Depth::Ends => "for sm_75 and sm_90",
-            Depth::All => "for sm_75, 80, 86, 89 and 90",
+            Depth::Ends => "for sm_75, sm_90 and sm_90a",
+            Depth::All => "for sm_75, 80, 86, 89, 90 and 90a",
         }
     }
 }
@@ -75,12 +81,11 @@ pub fn nvcc() -> Result<PathBuf> {
 /// The kernels, one file after the other.
 pub fn kernels() -> Result<Vec<PathBuf>> {
     let dir = project_root().join("cuda");
-    let mut files: Vec<PathBuf> = fs::read_dir(&dir)
-        .with_context(|| format!("cannot read {}", dir.display()))?
-        .flatten()
-        .map(|e| e.path())
-        .collect();
-    files.retain(|f| f.extension().is_some_and(|e| e == "cu"));
+    let mut files = vec![];
+    for dir in [dir.join(HOPPER), dir] {
+        let entries = fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+        files.extend(entries.flatten().map(|e| e.path()).filter(|f| f.extension().is_some_and(|e| e == "cu")));
+    }
     files.sort();
     Ok(files)
 }
@@ -98,8 +103,9 @@ pub fn fast_compile_options(nvcc: &Path, depth: Depth) -> &'static [&'static str
 /// An error has the compiler's messages.
 pub fn compile(nvcc: &Path, source: &Path, depth: Depth, options: &[&str], target: &Path) -> Result<()> {
     let mut command = Command::new(nvcc);
-    command.args(["-std=c++17", "-use_fast_math", "-Werror", "all-warnings"]).args(options);
-    for (virtual_arch, code) in depth.targets() {
+    command.args(["-std=c++17", "-use_fast_math", "-Werror", "all-warnings", "-DKV_CUDA_HOPPER"]).args(options);
+    let hopper = source.parent().is_some_and(|dir| dir.ends_with(HOPPER));
+    for (virtual_arch, code) in depth.targets(hopper) {
         command.args(["-gencode", &format!("arch={virtual_arch},code={code}")]);
     }
     command.arg("-I").arg(project_root().join("cuda/msl"));

@@ -5,8 +5,8 @@
 //
 // What a layer writes for a token, and the attention over it, are fewer launches than ops: those ops follow each other in a graph.
 //
-// Attention of a few query rows reads the cache as it is. Prompts are attended to by ggml's own kernels for halves, which the
-// cache is expanded to in scratch, as ggml does with its quantized types.
+// Attention of a few query rows reads the cache as it is. For prompts the cache is expanded to halves in scratch, as ggml does with
+// its quantized types, and attended to by our kernel for Hopper or by ggml's own.
 
 #include "ggml-ext-cuda.h"
 
@@ -171,6 +171,11 @@ static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     const kv_cuda_attention attention = describe_attention(op);
     kv_cuda_plan plan;
     const bool planned = kv_cuda_plan_attention(attention, device_of(ctx.device), plan);
+    kv_cuda_prompt prompt;
+    if (!(planned && plan.together) && kv_cuda_plan_prompt(attention, device_of(ctx.device), prompt)) {
+        ggml_cuda_pool_alloc<uint8_t> scratch(ctx.pool(), prompt.scratch_bytes);
+        return kv_cuda_attend_prompt(attention, prompt, scratch.get(), ctx.stream());
+    }
     if (!(planned && plan.together) && !kv_cuda_path_is("tile") && !kv_cuda_path_is("own")) {
         expanded_op expanded(ctx.device, op, attention);
         if (expanded.supported) {
