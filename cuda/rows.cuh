@@ -86,18 +86,23 @@ __device__ __forceinline__ uint nearest_place(float y) {
     return (uint) (::min(::max(__float2int_ru(2.0f*y), -256), 255) + 256);
 }
 
-// Values of a row in registers: lane has N, `lane*N` and behind it. Those of a group of 32 are in 32/N lanes.
-template <uint N> __device__ __forceinline__ float largest_of_group(const float (&x)[N]) {
-    float top = x[0], bottom = x[0];
-    for (uint i = 1; i < N; ++i) {
-        top = fmaxf(top, x[i]);
-        bottom = fminf(bottom, x[i]);
+// Values of a row in registers: lane has N, `lane*N` and behind it. Those of a group of 32 are in 32/N lanes. The largest value is by its
+// magnitude, twice its bits, and one more where it is positive: so a number says both, and of equal ones the positive is larger.
+template <uint N> __device__ __forceinline__ uint largest_of_lane(const float (&x)[N]) {
+    uint largest = 0;
+    for (uint i = 0; i < N; ++i) {
+        const uint bits = __float_as_uint(x[i]);
+        largest = ::max(largest, bits << 1 | (~bits >> 31));
     }
+    return largest;
+}
+
+template <uint N> __device__ __forceinline__ uint largest_of_group(const float (&x)[N]) {
+    uint largest = largest_of_lane(x);
     for (uint n = 1; n < 32/N; n *= 2) {
-        top = fmaxf(top, __shfl_xor_sync(KV_ALL_LANES, top, n));
-        bottom = fminf(bottom, __shfl_xor_sync(KV_ALL_LANES, bottom, n));
+        largest = ::max(largest, __shfl_xor_sync(KV_ALL_LANES, largest, n));
     }
-    return -bottom > top ? bottom : top;
+    return largest;
 }
 
 // The code of a group's scale, and by how much it makes the squared error less than the group's energy.
@@ -125,43 +130,58 @@ template <uint COUNT> struct scale_tries {
     }
 
     // kv_srft_try
-    __device__ __forceinline__ uint code(uint c, float largest) const {
-        const uint base = __float_as_uint(fabsf(largest)*KV_SRFT_UNIT*inverse_end[c]);
-        return (uint) ::min(::max((int) (base >> 20) + shift[c], 1), 127) | ((largest < 0.0f) == last[c] ? 128u : 0u);
+    __device__ __forceinline__ uint code(uint c, uint largest) const {
+        const uint base = __float_as_uint(__uint_as_float(largest >> 1)*KV_SRFT_UNIT*inverse_end[c]);
+        return (uint) ::min(::max((int) (base >> 20) + shift[c], 1), 127) | (((largest & 1) == 0) == last[c] ? 128u : 0u);
+    }
+};
+
+// What each of the scales that are tried gains, the lane's part of it: sums of products are only made of that.
+template <uint COUNT, uint N> struct scale_gains {
+    uint  code[COUNT];
+    float gain[COUNT];
+
+    __device__ __forceinline__ scale_gains(const float (&x)[N], uint largest, const scale_tries<COUNT> & tries, const nearest_table & table) {
+#pragma unroll
+        for (uint c = 0; c < COUNT; ++c) {
+            float xq = 0.0f, qq = 0.0f;
+            code[c] = tries.code(c, largest);
+            const float scale = kv_srft_scale(code[c])/KV_SRFT_UNIT, inverse = 1.0f/scale;
+            for (uint i = 0; i < N; ++i) {
+                const float q = table.level[nearest_place(x[i]*inverse)];
+                xq = fmaf(x[i], q, xq);
+                qq = fmaf(q, q, qq);
+            }
+            gain[c] = scale*(2.0f*xq - scale*qq);
+        }
+    }
+
+    // A round of the sum over the lanes of a group, with those n lanes further.
+    __device__ __forceinline__ void add(uint n) {
+#pragma unroll
+        for (uint c = 0; c < COUNT; ++c) {
+            gain[c] += __shfl_xor_sync(KV_ALL_LANES, gain[c], n);
+        }
+    }
+
+    __device__ __forceinline__ scale_choice best() const {
+        scale_choice res = { 0, 0.0f };
+#pragma unroll
+        for (uint c = 0; c < COUNT; ++c) {
+            res.code = gain[c] > res.gain ? code[c] : res.code;
+            res.gain = gain[c] > res.gain ? gain[c] : res.gain;
+        }
+        return res;
     }
 };
 
 // The best of the scales that are tried.
-template <uint COUNT, uint N> __device__ __forceinline__ scale_choice best_scale(const float (&x)[N], float largest, const scale_tries<COUNT> & tries, const nearest_table & table) {
-    float xq[COUNT], qq[COUNT], scale[COUNT];
-    uint code[COUNT];
-#pragma unroll
-    for (uint c = 0; c < COUNT; ++c) {
-        xq[c] = qq[c] = 0.0f;
-        code[c]  = tries.code(c, largest);
-        scale[c] = kv_srft_scale(code[c])/KV_SRFT_UNIT;
-        const float inverse = 1.0f/scale[c];
-        for (uint i = 0; i < N; ++i) {
-            const float q = table.level[nearest_place(x[i]*inverse)];
-            xq[c] = fmaf(x[i], q, xq[c]);
-            qq[c] = fmaf(q, q, qq[c]);
-        }
+template <uint COUNT, uint N> __device__ __forceinline__ scale_choice best_scale(const float (&x)[N], const scale_tries<COUNT> & tries, const nearest_table & table) {
+    scale_gains<COUNT, N> gains(x, largest_of_group(x), tries, table);
+    for (uint n = 1; n < 32/N; n *= 2) {
+        gains.add(n);
     }
-    for (uint m = 1; m < 32/N; m *= 2) {
-#pragma unroll
-        for (uint c = 0; c < COUNT; ++c) {
-            xq[c] += __shfl_xor_sync(KV_ALL_LANES, xq[c], m);
-            qq[c] += __shfl_xor_sync(KV_ALL_LANES, qq[c], m);
-        }
-    }
-    scale_choice res = { 0, 0.0f };
-#pragma unroll
-    for (uint c = 0; c < COUNT; ++c) {
-        const float gain = scale[c]*(2.0f*xq[c] - scale[c]*qq[c]);
-        res.code = gain > res.gain ? code[c] : res.code;
-        res.gain = gain > res.gain ? gain : res.gain;
-    }
-    return res;
+    return gains.best();
 }
 
 // The lane's codes, and what they decode to, `unit` times a level and its scale.
@@ -214,7 +234,7 @@ template <uint SIZE, uint BITS> __device__ __forceinline__ void pack_row(const u
 // kv_srft_encode by one warp, with `kept` for its codes.
 template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row(const float (&x)[N], uint lane, const nearest_table & table, uint8_t * kept, uint8_t * row) {
     constexpr uint TRIES = BITS == 4 ? KV_SRFT_TRIES_4 : KV_SRFT_TRIES;
-    const uint scale_code = best_scale(x, largest_of_group(x), scale_tries<2*TRIES>(BITS, TRIES, 0), table).code;
+    const uint scale_code = best_scale(x, scale_tries<2*TRIES>(BITS, TRIES, 0), table).code;
     uint8_t codes[N];
     float decoded[N];
     code_values(x, scale_code, kv_srft_unit(BITS), table, codes, decoded);

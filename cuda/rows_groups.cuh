@@ -72,18 +72,25 @@ struct group_writer {
         }
     }
 
-    // Row t is of this kind from now on; `stores`: or does another warp write it?
-    __device__ __forceinline__ void set_kind(uint t, uint kind, uint lane, bool stores = true) {
+    // Row t is of this kind from now on.
+    __device__ __forceinline__ void set_kind(uint t, uint kind, uint lane) {
+        set_kinds(t, 1, kind == KV_DELTA_CHAINED ? 1 : 0, kind == KV_DELTA_ALONE ? 1 : 0, lane, true);
+    }
+
+    // So are `count` rows from t on, by a bit for each: chained, alone, or neither; `stores`: or does another warp write it?
+    __device__ __forceinline__ void set_kinds(uint t, uint count, uint are_chained, uint are_alone, uint lane, bool stores) {
         for (uint n = 0; n < 2; ++n) {
-            if (stores && lane + 32*n == t) {
+            const uint i = lane + 32*n - t;
+            if (stores && i < count) {
+                const uint kind = (are_chained >> i & 1) != 0 ? KV_DELTA_CHAINED : (are_alone >> i & 1) != 0 ? KV_DELTA_ALONE : KV_DELTA_RESTART;
                 slots[n] = (slots[n] & ~KV_DELTA_KIND) | kind;
-                *slot_of(t) = (uint16_t) slots[n];
+                *slot_of(lane + 32*n) = (uint16_t) slots[n];
             }
         }
-        const uint64_t bit = 1ull << t;
-        written |= bit;
-        chained = kind == KV_DELTA_CHAINED ? chained | bit : chained & ~bit;
-        alone   = kind == KV_DELTA_ALONE ? alone | bit : alone & ~bit;
+        const uint64_t rows_of = (uint64_t) (count < 32 ? (1u << count) - 1 : ~0u) << t;
+        written |= rows_of;
+        chained = (chained & ~rows_of) | (uint64_t) are_chained << t;
+        alone   = (alone & ~rows_of) | (uint64_t) are_alone << t;
     }
 };
 
@@ -279,44 +286,78 @@ template <uint SIZE, bool BANDS, uint N> struct lane_codec {
         band(BANDS ? kind : KV_KIND_BAND4, levels, lane), tries(BANDS ? band.band.bits : kv_code_bits(kind), tries_of(kind), warp*OWN_TRIES),
         unit(BANDS ? band.unit : kv_srft_unit(kv_code_bits(kind))), table(BANDS ? band.table_of(band.band.bits) : 0) {}
 
-    // A row's codes to its bytes in the cache.
-    static __device__ __forceinline__ void pack(uint kind, const uint8_t * codes, uint lane, uint8_t * row) {
-        if constexpr (BANDS) {
-            if (lane < SIZE/KV_BAND) {
-                row[lane] = codes[SIZE + lane];
+    // Codes of a warp's share of some rows, a bit for each, to their bytes in the cache; `codes_of` gives those of row k, `row_of` its bytes.
+    template <typename Codes, typename Row> static __device__ __forceinline__ void pack(uint kind, uint rows, uint warp, uint lane, const Codes & codes_of, const Row & row_of) {
+        const auto each = [&](const auto & what) {
+            uint n = 0;
+            for (uint left = rows; left != 0; ++n, left &= left - 1) {
+                const uint k = __ffs(left) - 1;
+                if (n % ROW_WARPS == warp) {
+                    what(codes_of(k), row_of(k));
+                }
             }
-            kv_band_pack(codes, kind, SIZE, lane, row);
+        };
+        if constexpr (BANDS) {
+            each([&](const uint8_t * codes, uint8_t * row) {
+                if (lane < SIZE/KV_BAND) {
+                    row[lane] = codes[SIZE + lane];
+                }
+            });
+            for (uint n = 0; n < SIZE/KV_BAND; ++n) {
+                const kv_band band = kv_band_at(kind, SIZE, n);
+                each([&](const uint8_t * codes, uint8_t * row) { kv_band_pack(codes + KV_BAND*n, band, lane, row); });
+            }
         } else if (kind == KV_KIND_DELTA4) {
-            pack_row<SIZE, 4>(codes, lane, row);
+            each([&](const uint8_t * codes, uint8_t * row) { pack_row<SIZE, 4>(codes, lane, row); });
         } else {
-            pack_row<SIZE, 3>(codes, lane, row);
+            each([&](const uint8_t * codes, uint8_t * row) { pack_row<SIZE, 3>(codes, lane, row); });
         }
     }
 };
 
-// writer_encode by all warps, with the I-frame and the deviation in registers; the latter becomes that of row t. Its codes go to `kept`
-// when all warps have read the key.
-template <uint SIZE, bool BANDS, uint N, uint TABLES> __device__ __forceinline__ void writer_encode_lanes(
-        group_writer & w, const lane_codec<SIZE, BANDS, N> & codec, uint t, const float * key, const float (&m)[N], float (&u)[N], bool has_before, uint warp, uint lane, uint turn,
+// writer_encode by all warps, with the lane's part of the key, the I-frame and the deviation in registers; the latter becomes that of the new row,
+// whose kind comes back. Its codes go to `kept` when all warps have come so far.
+template <uint SIZE, bool BANDS, uint N, uint TABLES> __device__ __forceinline__ uint writer_encode_lanes(
+        const lane_codec<SIZE, BANDS, N> & codec, const float (&key)[N], const float (&m)[N], float (&u)[N], bool has_before, uint warp, uint lane, uint turn,
         group_memory<TABLES> & memory, uint8_t * kept) {
+    constexpr uint LANES = 32/N;
     const nearest_table & table = memory.nearest[codec.table];
-    float x[N], from_m[N], alone = 0.0f, restart = 0.0f, chained = 0.0f;
+    // Squares that are left to code: of a chained row less those of a restart, and less those of one alone.
+    float x[N], from_m[N], by_restart = 0.0f, by_alone = 0.0f;
     for (uint i = 0; i < N; ++i) {
-        const float value = key[lane*N + i];
-        from_m[i] = value - m[i];
-        alone = fmaf(value, value, alone);
-        restart = fmaf(from_m[i], from_m[i], restart);
+        from_m[i] = key[i] - m[i];
         x[i] = has_before ? fmaf(u[i], -KV_DELTA_RHO, from_m[i]) : from_m[i];
-        chained = fmaf(x[i], x[i], chained);
+        const float square = x[i]*x[i];
+        by_restart += fmaf(-from_m[i], from_m[i], square);
+        by_alone   += fmaf(-key[i], key[i], square);
     }
-    // What it will be as a rule, while the sums are made that say what it is.
-    scale_choice choice = best_scale(x, largest_of_group(x), codec.tries, table);
-    const uint row_kind = cheapest_kind(alone, restart, chained, has_before);
-    if (row_kind != (has_before ? KV_DELTA_CHAINED : KV_DELTA_RESTART)) {
-        for (uint i = 0; i < N; ++i) {
-            x[i] = row_kind == KV_DELTA_RESTART ? from_m[i] : key[lane*N + i];
+    const auto add = [&](uint n) {
+        by_restart += __shfl_xor_sync(KV_ALL_LANES, by_restart, n);
+        by_alone   += __shfl_xor_sync(KV_ALL_LANES, by_alone, n);
+    };
+    // Scales are tried for what it will be as a rule, while the sums are made that say what it is.
+    uint largest = largest_of_lane(x);
+    for (uint n = 1; n < LANES; n *= 2) {
+        largest = ::max(largest, __shfl_xor_sync(KV_ALL_LANES, largest, n));
+        add(n);
+    }
+    scale_gains<OWN_TRIES, N> gains(x, largest, codec.tries, table);
+    for (uint n = 1; n < LANES; n *= 2) {
+        gains.add(n);
+        if (n*LANES < 32) {
+            add(n*LANES);
         }
-        choice = best_scale(x, largest_of_group(x), codec.tries, table);
+    }
+    for (uint n = LANES*LANES; n < 32; n *= 2) {
+        add(n);
+    }
+    scale_choice choice = gains.best();
+    const uint kind = has_before && by_restart < 0.0f && by_alone < 0.0f ? KV_DELTA_CHAINED : by_alone <= by_restart ? KV_DELTA_RESTART : KV_DELTA_ALONE;
+    if (kind != (has_before ? KV_DELTA_CHAINED : KV_DELTA_RESTART)) {
+        for (uint i = 0; i < N; ++i) {
+            x[i] = kind == KV_DELTA_RESTART ? from_m[i] : key[i];
+        }
+        choice = best_scale(x, codec.tries, table);
     }
     const uint scale_code = best_of_warps<N>(choice, warp, lane, turn, memory);
     uint8_t codes[N];
@@ -325,10 +366,10 @@ template <uint SIZE, bool BANDS, uint N, uint TABLES> __device__ __forceinline__
     if (warp == 0) {
         keep_codes<SIZE>(codes, scale_code, lane, kept);
     }
-    w.set_kind(t, row_kind, lane, warp == 0);
     for (uint i = 0; i < N; ++i) {
-        u[i] = row_kind == KV_DELTA_CHAINED ? fmaf(u[i], KV_DELTA_RHO, d[i]) : row_kind == KV_DELTA_ALONE ? d[i] - m[i] : d[i];
+        u[i] = kind == KV_DELTA_CHAINED ? fmaf(u[i], KV_DELTA_RHO, d[i]) : kind == KV_DELTA_ALONE ? d[i] - m[i] : d[i];
     }
+    return kind;
 }
 
 // Those of the `rows` of a head, from `from` on, that fall into a group, bit by bit, and their cells. By all warps.
@@ -373,6 +414,7 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
     constexpr uint BATCH = batch_of(SIZE);
     // m and u are in registers.
     constexpr bool IN_LANES = SIZE != 0;
+    constexpr uint PER_LANE = SIZE ? SIZE/32 : 1, AT_ONCE = SIZE == 256 ? 2 : 4;
     const uint size = SIZE ? SIZE : p.size, kind = p.kind, warp = threadIdx.x/32, lane = threadIdx.x % 32, rows = p.args.units/stride;
     // Of a few rows each warp finds for itself which of them fall into the group, and where.
     const bool few = rows <= 32;
@@ -493,25 +535,52 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
         cell = few ? cell : own_memory.cells_of_rows[base % LOOKED_AT + lane];
         while (left != 0) {
             const uint count = ::min((uint) __popc(left), BATCH);
-            for (uint k = 0; k < count; ++k, left &= left - 1) {
-                const uint from = __ffs(left) - 1, t = __shfl_sync(KV_ALL_LANES, cell, from);
-                if (k % ROW_WARPS != warp) {
-                    continue;
+            // A warp has every n-th row. Several are asked for at once, since each is a wait for memory.
+            uint rest = left, has_values = 0; // a bit for each row: has it a value that is not zero?
+            const auto skip = [](uint & rows, uint n) {
+                for (; n > 0; --n) {
+                    rows &= rows - 1;
                 }
-                const unit_place place = place_of(p, head + (base + from)*stride, size*p.args.value_step);
-                float * key = keys + k*size;
-                bool zero = true;
-                for (uint i = lane; i < size; i += 32) {
-                    const float x = kv_float_at(p.from + place.floats + i*p.args.value_step, p.float_kind);
-                    zero = zero && (__float_as_uint(x) & 0x7fffffffu) == 0;
-                    key[i] = clean(x);
+            };
+            skip(rest, warp);
+            for (uint first = warp; first < count; first += AT_ONCE*ROW_WARPS) {
+                float x[AT_ONCE][PER_LANE];
+#pragma unroll
+                for (uint n = 0; n < AT_ONCE; ++n, skip(rest, ROW_WARPS)) {
+                    const uint k = first + n*ROW_WARPS;
+                    if (k >= count) {
+                        continue;
+                    }
+                    const uint from = __ffs(rest) - 1, t = __shfl_sync(KV_ALL_LANES, cell, from);
+                    const uint8_t * floats = p.from + place_of(p, head + (base + from)*stride, size*p.args.value_step).floats;
+                    if (lane == 0) {
+                        own_memory.cells[k] = t;
+                    }
+                    for (uint i = 0; i < PER_LANE && IN_LANES; ++i) {
+                        x[n][i] = kv_float_at(floats + (i*32 + lane)*p.args.value_step, p.float_kind);
+                    }
+                    for (uint i = lane; i < size && !IN_LANES; i += 32) {
+                        const float value = kv_float_at(floats + i*p.args.value_step, p.float_kind);
+                        has_values |= (__float_as_uint(value) & 0x7fffffffu) != 0 ? 1u << k : 0;
+                        keys[k*size + i] = clean(value);
+                    }
                 }
-                zero = simd_all(zero);
+#pragma unroll
+                for (uint n = 0; n < AT_ONCE && IN_LANES; ++n) {
+                    const uint k = first + n*ROW_WARPS;
+                    for (uint i = 0; i < PER_LANE && k < count; ++i) {
+                        has_values |= (__float_as_uint(x[n][i]) & 0x7fffffffu) != 0 ? 1u << k : 0;
+                        keys[k*size + i*32 + lane] = clean(x[n][i]);
+                    }
+                }
+            }
+            skip(left, count);
+            for (uint k = warp; k < count; k += ROW_WARPS) {
+                const bool zero = simd_all((has_values >> k & 1) == 0);
                 if (!BANDS) {
-                    kv_rotate_from(key, size, KV_SIGNS_ROTATION, 1.0f, lane, key);
+                    kv_rotate_from(keys + k*size, size, KV_SIGNS_ROTATION, 1.0f, lane, keys + k*size);
                 }
                 if (lane == 0) {
-                    own_memory.cells[k] = t;
                     own_memory.zero[k] = zero;
                 }
             }
@@ -520,18 +589,15 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
             uint waiting = 0;
             const auto pack_those = [&]() {
                 sync_warps<ROW_WARPS>();
-                for (uint n = 0; waiting != 0; ++n, waiting &= waiting - 1) {
-                    const uint k = __ffs(waiting) - 1;
-                    if (n % ROW_WARPS == warp) {
-                        codec_of::pack(kind, (const uint8_t *) (keys + k*size), lane, w.group + own_memory.cells[k]*w.step);
-                    }
-                }
+                codec_of::pack(kind, waiting, warp, lane, [&](uint k) { return (const uint8_t *) (keys + k*size); }, [&](uint k) { return w.group + own_memory.cells[k]*w.step; });
+                waiting = 0;
                 sync_warps<ROW_WARPS>();
             };
             uint64_t coded = 0; // rows of the group that wait
-            for (uint k = 0; k < count && (IN_LANES || warp == 0); ++k) {
+            for (uint k = 0, stop; k < count && (IN_LANES || warp == 0); k = stop) {
                 const uint t = own_memory.cells[k];
                 float * key = keys + k*size;
+                stop = k + 1;
                 if (t != run_next || t == after) {
                     after = t + 1;
                     uint next = k + 1;
@@ -585,33 +651,52 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                     }
                     from_memory(m, mr);
                 }
-                const bool has_before = t > 0 && w.is_written(t - 1), keeps_after = has_after && t + 1 == after;
+                const bool has_before = t > 0 && w.is_written(t - 1);
                 if constexpr (!IN_LANES) {
                     writer_encode(w, kind, size, t, key, m, u, has_before, levels, lane, work, own_memory.line);
                     writer_step(w, kind, size, t, own_memory.line, m, levels, lane, u);
                     w.at = (int) t;
-                    if (keeps_after) {
+                    if (has_after && t + 1 == after) {
                         __syncwarp();
                         writer_encode(w, kind, size, t + 1, spare, m, u, false, levels, lane, work, own_memory.line);
                     }
                 } else {
-                    writer_encode_lanes<SIZE, BANDS>(w, codec, t, key, mr, ur, has_before, warp, lane, turn, own_memory, (uint8_t *) key);
-                    turn ^= 1;
-                    waiting |= 1u << k;
-                    coded |= 1ull << t;
-                    w.at = (int) t;
-                    if (keeps_after) {
+                    // Rows of the run that are here, one after the other, and what they are in the end: a row waits for the one before.
+                    const uint cell_of_lane = t + lane - k;
+                    const bool stops = lane > k && lane < count && (own_memory.cells[lane] != cell_of_lane || cell_of_lane >= after || (own_memory.zero[lane] && !w.is_written(cell_of_lane)));
+                    const uint stopping = __ballot_sync(KV_ALL_LANES, stops);
+                    stop = stopping != 0 ? __ffs(stopping) - 1 : count;
+                    uint are_chained = 0, are_alone = 0;
+                    float values[N];
+                    from_memory(key, values);
+                    for (uint n = k; n < stop; ++n, turn ^= 1) {
+                        float next[N];
+                        from_memory(keys + ::min(n + 1, stop - 1)*size, next);
+                        const uint row_kind = writer_encode_lanes<SIZE, BANDS>(codec, values, mr, ur, has_before || n > k, warp, lane, turn, own_memory, (uint8_t *) (keys + n*size));
+                        are_chained |= row_kind == KV_DELTA_CHAINED ? 1u << (n - k) : 0;
+                        are_alone   |= row_kind == KV_DELTA_ALONE ? 1u << (n - k) : 0;
+                        for (uint i = 0; i < N; ++i) {
+                            values[i] = next[i];
+                        }
+                    }
+                    const uint those = (stop < 32 ? (1u << stop) - 1 : ~0u) & ~0u << k;
+                    w.set_kinds(t, stop - k, are_chained, are_alone, lane, warp == 0);
+                    waiting |= those;
+                    coded |= (uint64_t) (those >> k) << t;
+                    run_next = t + stop - k;
+                    w.at = (int) run_next - 1;
+                    if (has_after && run_next == after) {
                         float other[N];
                         for (uint i = 0; i < N; ++i) {
                             other[i] = ur[i];
                         }
-                        writer_encode_lanes<SIZE, BANDS>(w, codec, t + 1, spare, mr, other, false, warp, lane, turn, own_memory, (uint8_t *) work);
+                        from_memory(spare, values);
+                        const uint row_kind = writer_encode_lanes<SIZE, BANDS>(codec, values, mr, other, false, warp, lane, turn, own_memory, (uint8_t *) work);
                         turn ^= 1;
+                        w.set_kinds(after, 1, row_kind == KV_DELTA_CHAINED ? 1 : 0, row_kind == KV_DELTA_ALONE ? 1 : 0, lane, warp == 0);
                         __syncwarp();
-                        if (warp == 0) {
-                            codec_of::pack(kind, (const uint8_t *) work, lane, w.group + (t + 1)*w.step);
-                            __syncwarp();
-                        }
+                        codec_of::pack(kind, warp == 0 ? 1 : 0, warp, lane, [&](uint) { return (const uint8_t *) work; }, [&](uint) { return w.group + after*w.step; });
+                        __syncwarp();
                     }
                 }
             }

@@ -80,16 +80,13 @@ static inline uchar kv_band_high(threadgroup const uchar * codes, uint low, uint
     return (uchar) res;
 }
 
-// The codes of a row, one for each value, to their bytes, by a simdgroup.
-static inline void kv_band_pack(threadgroup const uchar * codes, uint kind, uint size, uint lane, device uchar * row) {
-    for (uint n = 0; n < size/KV_BAND; ++n) {
-        const kv_band band = kv_band_at(kind, size, n);
-        const uint low_bytes = 4*band.low, j = lane - low_bytes;
-        if (lane < low_bytes) {
-            row[band.codes + lane] = kv_band_low(codes + KV_BAND*n, band.low, lane);
-        } else if (j < 4 && band.bits > band.low) {
-            row[band.high + j] = kv_band_high(codes + KV_BAND*n, band.low, j);
-        }
+// The codes of a band of a row, one for each value, to their bytes, by a simdgroup.
+static inline void kv_band_pack(threadgroup const uchar * codes, kv_band band, uint lane, device uchar * row) {
+    const uint low_bytes = 4*band.low, j = lane - low_bytes;
+    if (lane < low_bytes) {
+        row[band.codes + lane] = kv_band_low(codes, band.low, lane);
+    } else if (j < 4 && band.bits > band.low) {
+        row[band.high + j] = kv_band_high(codes, band.low, j);
     }
 }
 
@@ -142,5 +139,7 @@ static inline void kv_band_encode(
         row[first_value/KV_BAND] = (uchar) best;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    kv_band_pack(codes, kind, size, lane, row);
+    for (uint n = 0; n < size/KV_BAND; ++n) {
+        kv_band_pack(codes + KV_BAND*n, kv_band_at(kind, size, n), lane, row);
+    }
 }
