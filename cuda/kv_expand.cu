@@ -73,6 +73,14 @@ template <uint N> __device__ __forceinline__ void store_halves(__half * to, cons
     }
 }
 
+// Rows of the last tile behind the last cell are zeros: they are multiplied, with weights of zero.
+__global__ void __launch_bounds__(THREADS) kv_expand_tail(const expand_params p) {
+    const uint width = kv_width(p.kind, p.size);
+    for (uint i = threadIdx.x; i < width; i += THREADS) {
+        *place_of(p, p.cells + blockIdx.x, blockIdx.y, blockIdx.z, width, i) = __ushort_as_half(0);
+    }
+}
+
 // A block takes 64 cells of a head, a thread four values at a time.
 __global__ void __launch_bounds__(THREADS) kv_expand_rows(const expand_params p) {
     __shared__ float levels[KV_LEVELS];
@@ -298,7 +306,7 @@ __device__ __forceinline__ void join_shares(const attn_params & p, uint row, uin
             o[i] = fmaf(weight, from[i], o[i]);
         }
     }
-    const float factor = sum == 0.0f ? 0.0f : 1.0f/sum; // a row that sees no cell is zero
+    const float factor = 1.0f/sum; // not a number where a row sees no cell
     for (uint i = lane; i < width; i += 32) {
         o[i] *= factor;
     }
@@ -319,9 +327,11 @@ template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_result
         join_shares(p, row, head, width, lane, o);
     } else {
         for (uint i = lane; i < width; i += 32) {
-            const float x = p.sums[(size_t) row*width + i];
-            o[i] = fabsf(x) <= FLT_MAX ? x : 0.0f; // a row that sees no cell is zero; ggml's is none
+            o[i] = p.sums[(size_t) row*width + i];
         }
+    }
+    for (uint i = lane; i < width; i += 32) {
+        o[i] = fabsf(o[i]) <= FLT_MAX ? o[i] : 0.0f; // a row that sees no cell is zero
     }
     __syncwarp();
     if (kv_is_plain(p.v_kind)) {
@@ -359,12 +369,7 @@ cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, uint 
     p.tile_cells = tile_cells;
     set_strides(p.nb, values ? args.v_nb : args.k_nb);
     if (tile_cells != 0 && args.cells % tile_cells != 0) {
-        // Rows behind the last are multiplied with weights of zero.
-        const size_t tile = sizeof(__half)*tile_cells*KV_WIDTH(p.kind, p.size), tiles = divided(args.cells, tile_cells);
-        const cudaError_t err = cudaMemset2DAsync((uint8_t *) to + (tiles - 1)*tile, tiles*tile, 0, tile, args.kv_heads*args.kv_streams, stream);
-        if (err != cudaSuccess) {
-            return err;
-        }
+        kv_expand_tail<<<dim3(tile_cells - args.cells % tile_cells, args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
     }
     // Kernels for common sizes read words: of four bytes but at size 64, and rows begin at even addresses.
     const uint common = p.size == 64 || (((uintptr_t) p.rows | p.nb[0] | p.nb[1] | p.nb[2]) & 3) == 0 ? p.size : 0;
@@ -469,7 +474,8 @@ bool kv_cuda_plan_prompt(const kv_cuda_attention & op, const kv_cuda_device & de
     const kv_cuda_expanded sizes = kv_cuda_expanded_of(op);
     const bool known = sizes.k_width == sizes.v_width && (sizes.k_width == 64 || sizes.k_width == 128 || sizes.k_width == 256);
     // A mask for each head is no mask for a block.
-    if (device.cc != 900 || kv_cuda_path_is("rows") || kv_cuda_path_is("tile") || !known || args.cells == 0 || (op.mask && args.mask_rows[0] != 1) || !kv::mask_is_small(op)) {
+    if (device.cc != 900 || kv_cuda_path_is("rows") || kv_cuda_path_is("tile") || !known || args.cells == 0 || (op.mask && args.mask_rows[0] != 1) || !kv::mask_is_small(op) ||
+        kv::prompt_shared_bytes(sizes.k_width) > device.shared_bytes) {
         return false;
     }
     using kv::divided;
@@ -477,13 +483,13 @@ bool kv_cuda_plan_prompt(const kv_cuda_attention & op, const kv_cuda_device & de
     plan.tile_cells = kv::prompt_cells(plan.width);
     plan.tiles      = divided(args.cells, plan.tile_cells);
     plan.row_tiles  = divided(args.heads/args.kv_heads*args.tokens, kv::PROMPT_ROWS);
-    // As many shares as fill the multiprocessors best, each of a few tiles at least; a share costs about as much as a tile.
+    // As many shares as fill the multiprocessors well, each of a few tiles at least; a share costs about as much as two tiles, and memory for its sums.
     const uint32_t blocks = plan.row_tiles*args.kv_heads*args.streams;
     uint32_t most = divided(plan.tiles, 4), least = divided(plan.tiles, kv::prompt_most_tiles()), best = ~0u;
     most = most > (uint32_t) device.sms ? (uint32_t) device.sms : most;
     for (uint32_t shares = least; shares <= (most > least ? most : least); ++shares) {
         const uint32_t waves = divided(blocks*shares, (uint32_t) device.sms), steps = waves*(divided(plan.tiles, shares) + 2);
-        if (steps < best) {
+        if (20ull*steps < 19ull*best) {
             best = steps;
             plan.share_tiles = divided(plan.tiles, shares);
         }

@@ -242,6 +242,14 @@ __host__ __device__ constexpr uint group_floats(uint template_size, uint size) {
 // Rows of an op that are looked at together.
 constexpr uint LOOKED_AT = 2048;
 
+// Bits without the first n of those that are set.
+__device__ __forceinline__ uint without_first(uint bits, uint n) {
+    for (; n > 0; --n) {
+        bits &= bits - 1;
+    }
+    return bits;
+}
+
 // TABLES: widths that codes of a row have.
 template <uint TABLES> struct group_memory {
     nearest_table nearest[TABLES];
@@ -289,12 +297,9 @@ template <uint SIZE, bool BANDS, uint N> struct lane_codec {
     // Codes of a warp's share of some rows, a bit for each, to their bytes in the cache; `codes_of` gives those of row k, `row_of` its bytes.
     template <typename Codes, typename Row> static __device__ __forceinline__ void pack(uint kind, uint rows, uint warp, uint lane, const Codes & codes_of, const Row & row_of) {
         const auto each = [&](const auto & what) {
-            uint n = 0;
-            for (uint left = rows; left != 0; ++n, left &= left - 1) {
+            for (uint left = without_first(rows, warp); left != 0; left = without_first(left, ROW_WARPS)) {
                 const uint k = __ffs(left) - 1;
-                if (n % ROW_WARPS == warp) {
-                    what(codes_of(k), row_of(k));
-                }
+                what(codes_of(k), row_of(k));
             }
         };
         if constexpr (BANDS) {
@@ -533,29 +538,24 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
         }
         uint left = few ? same : own_memory.same[base % LOOKED_AT/32];
         cell = few ? cell : own_memory.cells_of_rows[base % LOOKED_AT + lane];
+        const uint64_t floats_at = place_of(p, head + ::min(base + lane, rows - 1)*stride, size*p.args.value_step).floats;
         while (left != 0) {
             const uint count = ::min((uint) __popc(left), BATCH);
-            // A warp has every n-th row. Several are asked for at once, since each is a wait for memory.
-            uint rest = left, has_values = 0; // a bit for each row: has it a value that is not zero?
-            const auto skip = [](uint & rows, uint n) {
-                for (; n > 0; --n) {
-                    rows &= rows - 1;
-                }
-            };
-            skip(rest, warp);
+            // A lane knows where its row is; a warp has every n-th. Several are asked for at once, since each is a wait for memory.
+            const uint rank = __popc(left & ((1u << lane) - 1));
+            if (warp == 0 && (left >> lane & 1) != 0 && rank < count) {
+                own_memory.cells[rank] = cell;
+            }
+            uint rest = without_first(left, warp), has_values = 0; // a bit for each row: has it a value that is not zero?
             for (uint first = warp; first < count; first += AT_ONCE*ROW_WARPS) {
                 float x[AT_ONCE][PER_LANE];
 #pragma unroll
-                for (uint n = 0; n < AT_ONCE; ++n, skip(rest, ROW_WARPS)) {
+                for (uint n = 0; n < AT_ONCE; ++n, rest = without_first(rest, ROW_WARPS)) {
                     const uint k = first + n*ROW_WARPS;
                     if (k >= count) {
                         continue;
                     }
-                    const uint from = __ffs(rest) - 1, t = __shfl_sync(KV_ALL_LANES, cell, from);
-                    const uint8_t * floats = p.from + place_of(p, head + (base + from)*stride, size*p.args.value_step).floats;
-                    if (lane == 0) {
-                        own_memory.cells[k] = t;
-                    }
+                    const uint8_t * floats = p.from + __shfl_sync(KV_ALL_LANES, floats_at, __ffs(rest) - 1);
                     for (uint i = 0; i < PER_LANE && IN_LANES; ++i) {
                         x[n][i] = kv_float_at(floats + (i*32 + lane)*p.args.value_step, p.float_kind);
                     }
@@ -574,7 +574,7 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                     }
                 }
             }
-            skip(left, count);
+            left = without_first(left, count);
             for (uint k = warp; k < count; k += ROW_WARPS) {
                 const bool zero = simd_all((has_values >> k & 1) == 0);
                 if (!BANDS) {

@@ -1,7 +1,7 @@
 // Attention of many query rows over a cache that was expanded to halves (../kv_expand.cu), with the products of warpgroups: prompts
 // on Hopper.
 //
-// A block has 128 query rows of a KV head (its heads side by side, token by token) and a share of the cells. One warp asks for tiles
+// A block has 128 query rows of a KV head (its heads side by side, token by token) and a share of the cells. One thread asks for tiles
 // of keys and values, two warpgroups of 64 rows each work on them. While the values of a tile are multiplied with their weights,
 // the scores of the next tile become weights.
 //
@@ -157,10 +157,11 @@ template <uint D> __global__ void __launch_bounds__(THREADS, 1) kv_prompt(const 
 
     if (warp < 4) {
         leave_registers<24>();
-        if (threadIdx.x == 0) {
+        // A block without tiles asks for nothing: nobody would wait for it, and a copy must not outlive its block.
+        if (threadIdx.x == 0 && tiles > 0) {
             const uint kv_stream = stream/(args.streams/args.kv_streams);
-            const size_t head = (size_t) kv_stream*args.kv_heads + kv_head;
-            const uint8_t * keys = (const uint8_t *) p.keys + head*p.tiles*at::TILE, * values = (const uint8_t *) p.values + head*p.tiles*at::TILE;
+            const size_t of_head = ((size_t) kv_stream*args.kv_heads + kv_head)*p.tiles*at::TILE;
+            const uint8_t * keys = (const uint8_t *) p.keys + of_head, * values = (const uint8_t *) p.values + of_head;
             const uint8_t * queries = (const uint8_t *) p.queries + (((size_t) stream*args.kv_heads + kv_head)*p.row_tiles + row_tile)*(PROMPT_ROWS*D*2);
             ask_for(shared + at::QUERIES, queries, PROMPT_ROWS*D*2, q_there);
             for (uint i = 0; i < tiles; ++i) {
@@ -344,6 +345,10 @@ template <uint D> cudaError_t launch(const prompt_params & p, cudaStream_t strea
 
 uint prompt_most_tiles() {
     return MOST_TILES;
+}
+
+size_t prompt_shared_bytes(uint width) {
+    return width == 64 ? layout<64>::BYTES : width == 128 ? layout<128>::BYTES : layout<256>::BYTES;
 }
 
 cudaError_t launch_prompt_classes(const prompt_params & p, cudaStream_t stream) {

@@ -29,6 +29,7 @@ struct prompt_params {
 };
 
 uint        prompt_most_tiles(); // of a share
+size_t      prompt_shared_bytes(uint width);
 cudaError_t launch_prompt_classes(const prompt_params & p, cudaStream_t stream);
 cudaError_t launch_prompt(const prompt_params & p, uint width, cudaStream_t stream);
 

@@ -51,7 +51,7 @@ impl Depth {
 
     pub fn what(self) -> &'static str {
         match self {
-            Depth::Ptx => "to PTX of compute_80",
+            Depth::Ptx => "to PTX of compute_80 or 90a",
             Depth::Ends => "for sm_75, sm_90 and sm_90a",
             Depth::All => "for sm_75, 80, 86, 89, 90 and 90a",
         }

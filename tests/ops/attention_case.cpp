@@ -47,7 +47,7 @@ AttentionCase make_mla_case(const std::string & type, int n_q, int n_kv) {
 }
 
 std::vector<AttentionCase> meanings_of(const AttentionCase & base) {
-    std::vector<AttentionCase> res(5, base);
+    std::vector<AttentionCase> res(6, base);
     res[0].mask = Mask::none;
     res[1].mask = Mask::per_head;
     res[2].mask = Mask::alibi;
@@ -58,6 +58,7 @@ std::vector<AttentionCase> meanings_of(const AttentionCase & base) {
     res[3].mask   = Mask::rows_gone;
     res[3].sinks  = true;
     res[4].type_q = GGML_TYPE_F16;
+    res[5].mask   = Mask::window;
     return res;
 }
 
@@ -149,6 +150,9 @@ void AttentionRun::make_values(Rng & rng) {
                         }
                         if (c_.mask == Mask::rows_gone) {
                             seen = seen && iq % 2 == 1;
+                        }
+                        if (c_.mask == Mask::window) {
+                            seen = cell <= std::max<int64_t>(last, 0) && cell + 300 > last; // all of the last ones
                         }
                         const float bias = c_.mask == Mask::alibi ? -std::fabs((float) (last - cell)) : 0.0f;
                         mask_[i] = seen ? ggml_fp16_to_fp32(ggml_fp32_to_fp16(bias)) : -INFINITY;

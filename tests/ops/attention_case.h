@@ -4,7 +4,7 @@
 #include "ops.h"
 #include "reference.h"
 
-enum class Mask { none, causal, per_head, alibi, rows_gone };
+enum class Mask { none, causal, per_head, alibi, rows_gone, window };
 
 struct AttentionCase {
     AttentionShape shape;
