@@ -20,9 +20,20 @@ namespace kv {
 using uint = unsigned;
 
 static __device__ __forceinline__ uint prmt(uint a, uint b, uint selector) {
+#ifdef __CUDA_ARCH__
     uint r;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
     return r;
+#else
+    // Each nibble names one of eight bytes, or with its upper bit the sign of it.
+    const uint64_t bytes = (uint64_t) b << 32 | a;
+    uint r = 0;
+    for (uint i = 0; i < 4; ++i) {
+        const uint of = selector >> 4*i & 15, byte = (uint) (bytes >> 8*(of & 7)) & 0xff;
+        r |= (of < 8 ? byte : byte >> 7 != 0 ? 0xffu : 0) << 8*i;
+    }
+    return r;
+#endif
 }
 
 __host__ __device__ constexpr uint four_bytes(int a, int b, int c, int d) {
@@ -65,9 +76,13 @@ template <uint BITS, uint SHIFT> __host__ __device__ constexpr byte_table half_b
 
 // Bit by bit: a where the mask has ones, else b.
 static __device__ __forceinline__ uint choose(uint mask, uint a, uint b) {
+#ifdef __CUDA_ARCH__
     uint res;
     asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(res) : "r"(a), "r"(b), "r"(mask)); // one instruction, which is not always found
     return res;
+#else
+    return (a & mask) | (b & ~mask);
+#endif
 }
 
 // Selectors of values 4t to 4t + 3 of 32 that share a scale (the lower nibbles of the bytes) and of those 16 behind (the

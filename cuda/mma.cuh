@@ -5,12 +5,18 @@
 //     d   16 x 8:  rows g and g + 8, columns 2t and 2t + 1
 #pragma once
 
+#ifdef KV_CUDA_EMULATED
+#include "cuda_runtime.h"
+#endif
+
 #include <stdint.h>
 
 namespace kv {
 
 static __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if __CUDA_ARCH__ >= 800
+#if defined(KV_CUDA_EMULATED)
+    cuda_emulated::mma_f16(d, a, b0, b1);
+#elif __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -28,14 +34,18 @@ static __device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a
 
 // Four matrices of 8 x 8 halves; lanes 8n to 8n + 7 bring the addresses of the rows of matrix n.
 static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void * row) {
-#if __CUDA_ARCH__ >= 750
+#if defined(KV_CUDA_EMULATED)
+    cuda_emulated::load_matrices(r, row, false);
+#elif __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t) __cvta_generic_to_shared(row)) : "memory");
 #endif
 }
 
 static __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const void * row) {
-#if __CUDA_ARCH__ >= 750
+#if defined(KV_CUDA_EMULATED)
+    cuda_emulated::load_matrices(r, row, true);
+#elif __CUDA_ARCH__ >= 750
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((uint32_t) __cvta_generic_to_shared(row)) : "memory");
 #endif

@@ -101,12 +101,14 @@ template <uint D> struct query_part {
 
 // Brings what a rotation looks up near, by a warp that has nothing else to do yet.
 static __device__ __forceinline__ void prefetch_rotation(uint lane) {
+#ifdef __CUDA_ARCH__
     if (lane*128 < sizeof(kv_roots_512)) {
         asm volatile("prefetch.global.L1 [%0];" :: "l"((const uint8_t *) kv_roots_512 + lane*128));
     }
     if (lane*128 < sizeof(kv_signs)) {
         asm volatile("prefetch.global.L1 [%0];" :: "l"((const uint8_t *) kv_signs + lane*128));
     }
+#endif
 }
 
 // In place of the scale of a row that is not there yet; no scale is this.
@@ -143,7 +145,9 @@ template <uint D> __device__ __forceinline__ void write_queries(const attn_param
             load(warp); // comes while the stores go
         }
         __threadfence();
+#ifdef __CUDA_ARCH__
         asm volatile("bar.sync 2, %0;" :: "r"(32*block_warps) : "memory");
+#endif
     }
     let_next_begin();
     for (uint i = warp; i < of.all_rows; i += warps) {

@@ -246,7 +246,11 @@ template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_r
 
 // The first warps of a block wait for each other.
 template <uint WARPS> __device__ __forceinline__ void sync_warps() {
+#ifdef __CUDA_ARCH__
     asm volatile("bar.sync 1, %0;" :: "n"(32*WARPS) : "memory");
+#elif defined(KV_CUDA_EMULATED)
+    __syncthreads(); // there are no others
+#endif
 }
 
 // Heads of rows that stand alone, a warp for each of the block's first; `memory` has KV_ROWS_FLOATS(size) floats for each warp. SRFT:

@@ -1,5 +1,6 @@
 #include "cases.h"
 #include "steps.h"
+#include "writes.h"
 
 #include "../ops/attention_case.h"
 
@@ -256,118 +257,6 @@ void copies(const std::string & family, int d, ggml_type other) {
     check_below(total_error(backs[1], wanted), is_grouped(our) ? 2e-2 : 1e-2, "difference of what comes back");
 }
 
-struct Write {
-    std::vector<int64_t> cells;
-    std::vector<float>   rows;
-};
-
-// Rows of a cache after writes to it, one op each: the CPU's, then the GPU's; none where an op failed.
-std::vector<std::vector<float>> rows_after(ggml_type our, int64_t row_size, int64_t n_cells, const std::vector<Write> & writes) {
-    std::vector<std::vector<float>> got;
-    for (ggml_backend_t backend : { (ggml_backend_t) nullptr, gpu.backend }) {
-        const Device device(backend);
-        Graph g;
-        ggml_tensor * cache = ggml_new_tensor_2d(g.ctx(), our, row_size, n_cells);
-        std::vector<ggml_tensor *> sources, indices;
-        for (const Write & write : writes) {
-            sources.push_back(ggml_new_tensor_2d(g.ctx(), GGML_TYPE_F32, row_size, (int64_t) write.cells.size()));
-            indices.push_back(ggml_new_tensor_1d(g.ctx(), GGML_TYPE_I64, (int64_t) write.cells.size()));
-            g.add(ggml_set_rows(g.ctx(), cache, sources.back(), indices.back()));
-        }
-        ggml_tensor * read = ggml_new_tensor_1d(g.ctx(), GGML_TYPE_I32, n_cells);
-        ggml_tensor * rows = ggml_get_rows(g.ctx(), cache, read);
-        g.add(rows);
-        g.allocate(0);
-        for (size_t i = 0; i < writes.size(); i++) {
-            set_floats(sources[i], writes[i].rows);
-            set_indices(indices[i], writes[i].cells);
-        }
-        set_indices(read, counting(0, n_cells));
-        if (!g.compute()) {
-            return {};
-        }
-        got.push_back(get_floats(rows));
-    }
-    return got;
-}
-
-// A cell that is overwritten again and again, with neighbours that were coded after it.
-void overwriting(const std::string & family, int d, int64_t n_rows) {
-    if (!begin_case("overwriting " + family + " " + std::to_string(d) + " by " + std::to_string(n_rows))) {
-        return;
-    }
-    const ggml_type our = type_for(family, d);
-    const int64_t row_size = 2*d, n_cells = 150;
-    Rng rng(seed_of(family) + d);
-    const std::vector<float> mean = rng.normals(row_size, 3.0f);
-    std::vector<Write> writes;
-    for (int64_t turn = 0; turn < 7; turn++) {
-        Write write;
-        write.rows = rng.normals(row_size*n_rows, 0.5f);
-        for (size_t i = 0; i < write.rows.size(); i++) {
-            write.rows[i] += mean[i % mean.size()];
-        }
-        // at first in a row, then anywhere, and at last over what is there
-        write.cells = turn < 3 ? counting(turn*n_rows, n_rows) : turn < 6 ? rng.distinct(n_rows, n_cells) : counting(n_rows/2, n_rows);
-        writes.push_back(write);
-    }
-    const auto got = rows_after(our, row_size, n_cells, writes);
-    if (got.empty()) {
-        return;
-    }
-    const std::vector<double> wanted(got[0].begin(), got[0].end());
-    check_below(total_error(got[1], wanted), is_grouped(our) ? 1.5e-2 : 1e-2, "difference of overwritten rows from the CPU's");
-}
-
-// The same cells twice in one op, keys of zeros for cells that are written and for some that are not, and a cell behind one that is empty.
-void rewriting(const std::string & family, int d, bool by_many) {
-    if (!begin_case("rewriting " + family + " " + std::to_string(d) + (by_many ? " by many" : ""))) {
-        return;
-    }
-    const ggml_type our = type_for(family, d);
-    const int64_t row_size = 2*d, n_cells = 64, n_first = by_many ? 44 : 20;
-    std::vector<int64_t> again = { 5, 6, 7, 5, 6, 50, 51, 19, 52 };
-    std::vector<bool>    zeros = { false, true, false, false, false, true, false, false, true };
-    if (by_many) { // runs of them, one over another, and a row behind each
-        for (int64_t first : { 10, 15 }) {
-            for (int64_t cell : counting(first, 25)) {
-                again.push_back(cell);
-                zeros.push_back(false);
-            }
-        }
-    }
-    Rng rng(seed_of(family) + 2*d);
-    const auto keys = [&](int64_t n) {
-        std::vector<float> x = rng.normals(row_size*n, 0.5f);
-        for (size_t i = 0; i < x.size(); i++) {
-            x[i] += 2.0f + (i >= (size_t) row_size ? 0.7f*(x[i - row_size] - 2.0f) : 0.0f);
-        }
-        return x;
-    };
-    std::vector<Write> writes = { { counting(0, n_first), keys(n_first) }, { again, keys((int64_t) again.size()) } };
-    std::vector<double> exact(row_size*n_cells, 0.0);
-    for (size_t i = 0; i < writes[1].rows.size(); i++) {
-        writes[1].rows[i] = zeros[i/row_size] ? 0.0f : writes[1].rows[i];
-    }
-    for (const Write & write : writes) {
-        for (size_t i = 0; i < write.rows.size(); i++) {
-            exact[write.cells[i/row_size]*row_size + i % row_size] = write.rows[i];
-        }
-    }
-    const auto got = rows_after(our, row_size, n_cells, writes);
-    if (got.empty()) {
-        return;
-    }
-    // The CPU codes the row behind anew for each that is written, the GPU once for a run of them: other codes, no other loss.
-    const double loss = total_error(got[0], exact);
-    const std::vector<double> wanted(got[0].begin(), got[0].end());
-    check_below(total_error(got[1], wanted), loss, "difference of rewritten rows from the CPU's, by what the CPU's lose");
-    check_below(total_error(got[1], exact), 1.05*loss, "loss of rewritten rows, by the CPU's");
-    for (int64_t cell : { 50, 52, 63 }) {
-        check(std::all_of(&got[1][cell*row_size], &got[1][cell*row_size] + row_size, [](float x) { return x == 0.0f; }), "a cell that nobody has written reads as zeros");
-    }
-}
-
 void flipped_bits() {
     for (const char * side : { "K", "V" }) {
         if (!begin_case(std::string("a flipped bit of ") + side)) {
@@ -499,16 +388,11 @@ void run_gpu_cases(const GpuTest & test) {
         copies(f.name, 128, GGML_TYPE_F32);
         copies(f.name, type_for(f.name, 80) == GGML_TYPE_COUNT ? 256 : 80, GGML_TYPE_F16);
     }
-    for (const char * family : { "srft4", "delta8", "delta4", "delta3", "band4", "band3" }) {
-        for (int d : { 128, 64, 256 }) {
-            overwriting(family, d, 40);
-            overwriting(family, d, 20);
-            if (is_grouped(type_for(family, d))) {
-                rewriting(family, d, false); // of other types any thread may be the last at a cell
-                rewriting(family, d, true);
-            }
-        }
-    }
+    const auto on_gpu = [](ggml_type our, int64_t row_size, int64_t n_cells, const std::vector<Write> & writes) {
+        const Device device(gpu.backend);
+        return rows_after(our, row_size, n_cells, writes);
+    };
+    test_writes(on_gpu, { 128, 64, 256 });
     flipped_bits();
     reasons();
     {

@@ -80,7 +80,7 @@ namespace msl {
 namespace {
 
 constexpr size_t STACK_BYTES = 256*1024;
-constexpr size_t THREADGROUP_LIMIT = 32*1024;
+size_t threadgroup_limit = 32*1024;
 constexpr uint32_t THREAD_LIMIT = 1024;
 constexpr unsigned char POISON = 0xff;
 
@@ -300,8 +300,8 @@ class Runner {
             stand &= d.second.fences_stand();
         }
         if (!stand) fail("threadgroup memory was written beside its bounds");
-        if (strict() && bytes > THREADGROUP_LIMIT) {
-            fail(std::to_string(bytes) + " bytes of threadgroup memory, " + std::to_string(THREADGROUP_LIMIT) + " are there");
+        if (strict() && bytes > threadgroup_limit) {
+            fail(std::to_string(bytes) + " bytes of threadgroup memory, " + std::to_string(threadgroup_limit) + " are there");
         }
         declared_.clear();
     }
@@ -447,6 +447,14 @@ void wait(Wait kind, Site site) {
 
 uint32_t lane() {
     return Runner::active->current().place.thread_index_in_simdgroup;
+}
+
+const Place & place() {
+    return Runner::active->current().place;
+}
+
+void limit_threadgroup_memory(size_t bytes) {
+    threadgroup_limit = bytes;
 }
 
 void * shared_storage(int declaration, size_t bytes) {

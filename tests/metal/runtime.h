@@ -66,12 +66,15 @@ bool constant_is_set(const void * at);
 // All lanes of the simdgroup that are here bring `bytes` bytes; returns what they brought.
 const Exchange & exchange(const void * value, size_t bytes, Site site, uint32_t & lane);
 void wait(Wait kind, Site site);
-// The lane that asks.
+// The lane that asks, and where its thread is.
 uint32_t lane();
+const Place & place();
 // Storage that the threads of a threadgroup share, one for each declaration.
 void * shared_storage(int declaration, size_t bytes);
 // Ends the launch with a message. With `strict` off, returns where the language leaves the result open.
 void undefined(const char * what, Site site);
+// Bytes of threadgroup memory that a threadgroup may have, 32 KiB until then.
+void limit_threadgroup_memory(size_t bytes);
 
 } // namespace msl
 

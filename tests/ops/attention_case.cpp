@@ -4,7 +4,7 @@
 #include <cmath>
 
 std::string AttentionCase::name() const {
-    static const char * const masks[] = { "no mask", "causal", "mask per head", "alibi", "rows without cells" };
+    static const char * const masks[] = { "no mask", "causal", "mask per head", "alibi", "rows without cells", "a window" };
     const AttentionShape & s = shape;
     std::string res = std::string("attention ") + ggml_type_name(type_k) + "/" + ggml_type_name(type_v) +
         " d=" + std::to_string(s.dk) + "/" + std::to_string(s.dv) +

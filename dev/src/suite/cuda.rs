@@ -1,13 +1,17 @@
-//! The CUDA kernels: compiled everywhere, run where there is a GPU.
+//! The CUDA kernels: compiled everywhere, some of them run on the CPU, all of them where there is a GPU.
 
 use std::path::Path;
+use std::process::Command;
 use std::thread;
 
 use anyhow::{anyhow, Result};
 
-use super::{gpu, Options, Tally};
+use super::{gpu, program, Options, Tally};
 use crate::cuda::{self, Depth};
-use kv::cache;
+use kv::{build_tree, cache};
+
+/// Kernels as C++, a fiber for each thread.
+const EMULATED: &str = "kv-test-cuda-emulated";
 
 pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
     match cuda::nvcc() {
@@ -18,11 +22,21 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         Err(why) => tally.skip("compiling the kernels", 1, &format!("{why:#}")),
         Ok(nvcc) => compile(&nvcc, options, tally)?,
     }
+    emulated(options, tally)?;
     if cuda::has_gpu() {
         return gpu::run(options, tally);
     }
     tally.skip("everything on a GPU", 1, "this machine has no NVIDIA GPU (nvidia-smi lists none)");
     Ok(())
+}
+
+fn emulated(options: &Options, tally: &mut Tally) -> Result<()> {
+    if !cfg!(unix) {
+        tally.skip(EMULATED, 1, "its fibers are for Linux and macOS");
+        return Ok(());
+    }
+    let bin = tally.timed("build", || build_tree::build(&build_tree::Options::default(), &[EMULATED.into()]))?;
+    program::run(&mut Command::new(bin.join(EMULATED)), EMULATED, options, tally)
 }
 
 /// All files beside each other: the largest takes as long as the others together.

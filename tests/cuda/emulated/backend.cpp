@@ -1,0 +1,140 @@
+#include "backend.h"
+
+#include "cuda_runtime.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-ext-cuda-args.h"
+
+#include <vector>
+
+// What kv_decode.cu has: it needs products of bytes and copies that are not emulated.
+namespace kv {
+
+struct attn_params;
+
+bool        has_early_launches() { return false; }
+size_t      bulk_query_rows(const kv_cuda_attention &) { return 0; }
+bool        plan_decode(const kv_cuda_attention &, const kv_cuda_device &, kv_cuda_split &) { return false; }
+cudaError_t launch_decode(const attn_params &, const kv_cuda_split &, const kv_cuda_writes &, cudaStream_t) { return cudaErrorNotSupported; }
+unsigned    part_chunk_cells(const kv_cuda_split &) { return 1; }
+
+}  // namespace kv
+
+namespace {
+
+using namespace ggml_ext_gpu;
+
+constexpr kv_cuda_device DEVICE = { 800, 6, 163*1024 }; // few multiprocessors: cells are split, and blocks are not many
+
+cudaError_t set_rows(const kv_cuda_rows & rows) {
+    kv_cuda_writes writes = {};
+    writes.op[writes.count++] = rows;
+    return kv_cuda_set_rows(writes, nullptr);
+}
+
+cudaError_t copy(ggml_tensor * op) {
+    const ggml_tensor * src = op->src[0];
+    if (!ggml_ext_is_ours(src->type)) {
+        return set_rows(describe_rows(op, src, nullptr, op));
+    }
+    const kv_cuda_rows rows = describe_rows(src, src, nullptr, op);
+    return ggml_ext_is_ours(op->type) ? kv_cuda_copy_rows(rows, nullptr) : kv_cuda_get_rows(rows, nullptr);
+}
+
+cudaError_t attend(ggml_tensor * op) {
+    const kv_cuda_attention attention = describe_attention(op);
+    kv_cuda_plan plan;
+    if (!kv_cuda_plan_attention(attention, DEVICE, plan)) {
+        return cudaErrorNotSupported;
+    }
+    std::vector<uint64_t> scratch(plan.scratch_bytes/8 + 1, ~0ull); // NaN as floats and as halves
+    return kv_cuda_attend(attention, plan, {}, scratch.data(), nullptr);
+}
+
+cudaError_t compute(ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_SET_ROWS:
+            return set_rows(describe_rows(op, op->src[0], op->src[1], op));
+        case GGML_OP_GET_ROWS:
+            return kv_cuda_get_rows(describe_rows(op->src[0], op->src[0], op->src[1], op), nullptr);
+        case GGML_OP_CPY:
+        case GGML_OP_DUP:
+        case GGML_OP_CONT:
+            return copy(op);
+        case GGML_OP_FLASH_ATTN_EXT:
+            return attend(op);
+        default:
+            return cudaErrorNotSupported;
+    }
+}
+
+ggml_backend_t cpu() {
+    static ggml_backend_t backend = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
+    return backend;
+}
+
+ggml_status compute_graph(ggml_backend_t, ggml_cgraph * graph) {
+    for (int i = 0; i < graph->n_nodes; i++) {
+        ggml_tensor * node = graph->nodes[i];
+        if (ggml_is_empty(node) || node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE) {
+            continue;
+        }
+        if (ggml_ext_concerns(node)) {
+            if (compute(node) != cudaSuccess) {
+                return GGML_STATUS_FAILED;
+            }
+            continue;
+        }
+        ggml_cgraph one = ggml_graph_view(graph, i, i + 1);
+        if (ggml_backend_graph_compute(cpu(), &one) != GGML_STATUS_SUCCESS) {
+            return GGML_STATUS_FAILED;
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+bool supports(ggml_backend_dev_t, const ggml_tensor * op) {
+    if (!ggml_ext_concerns(op)) {
+        return ggml_backend_supports_op(cpu(), op);
+    }
+    kv_cuda_plan plan;
+    return refusal(CUDA, op).empty() && (op->op != GGML_OP_FLASH_ATTN_EXT || kv_cuda_plan_attention(describe_attention(op), DEVICE, plan));
+}
+
+const char * name_of(ggml_backend_t) {
+    return "CUDA, emulated";
+}
+
+const char * name_of_device(ggml_backend_dev_t) {
+    return "CUDA0";
+}
+
+const char * name_of_reg(ggml_backend_reg_t) {
+    return "CUDA";
+}
+
+enum ggml_backend_dev_type type_of(ggml_backend_dev_t) {
+    return GGML_BACKEND_DEVICE_TYPE_GPU;
+}
+
+ggml_backend_buffer_type_t memory_of(ggml_backend_dev_t) {
+    return ggml_backend_get_default_buffer_type(cpu());
+}
+
+}  // namespace
+
+ggml_backend_t emulated_backend() {
+    static ggml_backend_reg    reg    = {};
+    static ggml_backend_device device = {};
+    static ggml_backend        backend = {};
+    reg.iface.get_name           = name_of_reg;
+    device.iface.get_name        = name_of_device;
+    device.iface.get_type        = type_of;
+    device.iface.supports_op     = supports;
+    device.iface.get_buffer_type = memory_of;
+    device.reg                   = &reg;
+    backend.iface.get_name       = name_of;
+    backend.iface.graph_compute  = compute_graph;
+    backend.device               = &device;
+    return &backend;
+}

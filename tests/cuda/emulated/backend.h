@@ -1,0 +1,6 @@
+// A backend of ggml whose memory is the CPU's and whose ops on our types are the kernels of cuda/, emulated; all others are the CPU backend's.
+#pragma once
+
+#include "ggml-backend.h"
+
+ggml_backend_t emulated_backend();

@@ -1,0 +1,100 @@
+// kv-test-cuda-emulated: kernels of cuda/ on a CPU, as they are but for what cmake changes in their text (cuda_runtime.h), beside ggml's CPU
+// backend and f64. Threads run in three orders, which must give the same to the bit.
+
+#include "backend.h"
+#include "cuda_runtime.h"
+
+#include "../../gpu/writes.h"
+#include "../../harness/graph.h"
+#include "../../harness/harness.h"
+#include "../../harness/random.h"
+#include "../../ops/attention_case.h"
+
+#include <functional>
+
+namespace {
+
+// What `run` gives in all orders, if that is the same.
+std::vector<float> in_all_orders(const std::function<std::vector<float>()> & run) {
+    const Device device(emulated_backend());
+    cuda_emulated::set_order(MSL_FORWARD, 0);
+    const std::vector<float> res = run();
+    for (int order : { MSL_REVERSE, MSL_RANDOM }) {
+        cuda_emulated::set_order(order, 1);
+        check(run() == res, order == MSL_REVERSE ? "threads in reverse order give the same" : "threads in random order give the same");
+    }
+    return res;
+}
+
+std::vector<float> rows_after_emulated(ggml_type our, int64_t row_size, int64_t n_cells, const std::vector<Write> & writes) {
+    return in_all_orders([&] { return rows_after(our, row_size, n_cells, writes); });
+}
+
+// All families, once by rows in a row and once by some of them in other places; sizes with kernels of their own and without.
+void rows_of_all() {
+    for (const Family & family : families()) {
+        for (int d : { 64, 80, 128, 256 }) {
+            const ggml_type our = type_for(family.name, d);
+            if (our == GGML_TYPE_COUNT || (quick && d > 80) || !begin_case("rows of " + family.name + " " + std::to_string(d))) {
+                continue;
+            }
+            const int64_t row_size = 3*d, n_cells = 80;
+            Rng rng(seed_of(family.name) + d);
+            std::vector<Write> writes;
+            for (int64_t n : { 70, 1, 5 }) {
+                Write write = { n == 70 ? counting(0, n) : n == 1 ? counting(70, 1) : rng.distinct(n, n_cells), rng.normals(row_size*n, 2.0f) };
+                write.rows[0] = NAN;
+                write.rows[row_size - 1] = INFINITY;
+                writes.push_back(write);
+            }
+            const std::vector<float> of_cpu = rows_after(our, row_size, n_cells, writes), got = rows_after_emulated(our, row_size, n_cells, writes);
+            const std::vector<double> wanted(of_cpu.begin(), of_cpu.end());
+            check_below(total_error(got, wanted), is_grouped(our) ? 1.5e-2 : 1e-2, "difference from the CPU's rows");
+        }
+    }
+}
+
+void attention(const AttentionCase & c) {
+    if (c.type_k == GGML_TYPE_COUNT || c.type_v == GGML_TYPE_COUNT || !begin_case(c.name())) {
+        return;
+    }
+    const Device device(emulated_backend());
+    AttentionRun run(c);
+    cuda_emulated::set_order(MSL_FORWARD, 0);
+    if (!run.write()) {
+        return;
+    }
+    const std::vector<float> got = in_all_orders([&] { return run.attend() ? run.output() : std::vector<float>(); });
+    check_below(total_error(got, run.want_from_decoded()), 1e-3, "error from f64 on the rows that are there");
+}
+
+void attention_of_all() {
+    int turn = 0;
+    for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "band3", "srft3" }, { "srft8", "srft2" }, { "polar4", "turbo4" }, { "qjl1", "srft4" }, { "f16", "srft4" } }) {
+        for (int d : { 64, 128 }) {
+            for (int n_q : { 1, 20 }) {
+                if (quick && (d == 64) == (n_q == 1)) {
+                    continue;
+                }
+                const AttentionCase c = make_case(k, v, d, n_q, 150);
+                attention(c);
+                attention(with_recent(c, turn++));
+            }
+        }
+    }
+    for (const AttentionCase & c : meanings_of(make_case("srft4", "srft4", 64, 5, 200))) {
+        attention(c);
+    }
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    begin_program("cuda", argc, argv);
+    ggml_log_set(print_errors, nullptr);
+    ggml_backend_load_all();
+    rows_of_all();
+    test_writes(rows_after_emulated, quick ? std::vector<int>{ 64 } : std::vector<int>{ 128, 64, 256 });
+    attention_of_all();
+    return end_program();
+}
