@@ -149,7 +149,7 @@ template <uint D> __global__ void __launch_bounds__(THREADS, 1) kv_prompt(const 
                 begin_barrier(k_free + 8*i, GROUPS);
                 begin_barrier(v_free + 8*i, GROUPS);
             }
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            announce_barriers();
         }
     }
     __syncthreads();

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(KV_CUDA_EMULATED)
 #define KV_HAS_WGMMA 1
 #else
 #define KV_HAS_WGMMA 0
@@ -26,42 +26,48 @@ static __device__ __forceinline__ uint64_t operand_at(uint address, uint panel_b
 
 // What was computed before is there for the products that follow.
 static __device__ __forceinline__ void begin_products() {
-#if KV_HAS_WGMMA
+#if KV_HAS_WGMMA && !defined(KV_CUDA_EMULATED)
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
 
 // The products since the last call are a group.
 static __device__ __forceinline__ void end_group() {
-#if KV_HAS_WGMMA
+#if defined(KV_CUDA_EMULATED)
+    cuda_emulated::end_group();
+#elif KV_HAS_WGMMA
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
 
 // Waits until at most N groups are under way.
 template <int N> static __device__ __forceinline__ void await_groups() {
-#if KV_HAS_WGMMA
+#if defined(KV_CUDA_EMULATED)
+    cuda_emulated::await_groups(N);
+#elif KV_HAS_WGMMA
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory");
 #endif
 }
 
 // The compiler is not to move what it does with sums across this.
 template <uint N> static __device__ __forceinline__ void pin(float (&d)[N]) {
+#ifndef KV_CUDA_EMULATED
 #pragma unroll
     for (uint i = 0; i < N; ++i) {
         asm volatile("" : "+f"(d[i]) :: "memory");
     }
+#endif
 }
 
 // Registers of the warps of a warpgroup from here on.
 template <uint N> static __device__ __forceinline__ void take_registers() {
-#if KV_HAS_WGMMA
+#if KV_HAS_WGMMA && !defined(KV_CUDA_EMULATED)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N));
 #endif
 }
 
 template <uint N> static __device__ __forceinline__ void leave_registers() {
-#if KV_HAS_WGMMA
+#if KV_HAS_WGMMA && !defined(KV_CUDA_EMULATED)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N));
 #endif
 }
@@ -72,7 +78,9 @@ template <uint N> static __device__ __forceinline__ void leave_registers() {
 
 // d = a b' (+ d) over 16 values of rows of both, which lie in shared memory.
 static __device__ __forceinline__ void multiply_shared(float (&d)[32], uint64_t a, uint64_t b, bool add) {
-#if KV_HAS_WGMMA
+#if defined(KV_CUDA_EMULATED)
+    cuda_emulated::multiply_shared(d, sizeof(d)/sizeof(float), a, b, add);
+#elif KV_HAS_WGMMA
     asm volatile(
         "{\n"
         ".reg .pred add;\n"
@@ -86,7 +94,9 @@ static __device__ __forceinline__ void multiply_shared(float (&d)[32], uint64_t 
 }
 
 static __device__ __forceinline__ void multiply_shared(float (&d)[64], uint64_t a, uint64_t b, bool add) {
-#if KV_HAS_WGMMA
+#if defined(KV_CUDA_EMULATED)
+    cuda_emulated::multiply_shared(d, sizeof(d)/sizeof(float), a, b, add);
+#elif KV_HAS_WGMMA
     asm volatile(
         "{\n"
         ".reg .pred add;\n"
@@ -103,7 +113,9 @@ static __device__ __forceinline__ void multiply_shared(float (&d)[64], uint64_t 
 
 // d += a b over 16 rows of b in shared memory, a in registers.
 static __device__ __forceinline__ void multiply_registers(float (&d)[32], const uint (&a)[4], uint64_t b) {
-#if KV_HAS_WGMMA
+#if defined(KV_CUDA_EMULATED)
+    cuda_emulated::multiply_registers(d, sizeof(d)/sizeof(float), a, b);
+#elif KV_HAS_WGMMA
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
@@ -114,7 +126,9 @@ static __device__ __forceinline__ void multiply_registers(float (&d)[32], const 
 }
 
 static __device__ __forceinline__ void multiply_registers(float (&d)[64], const uint (&a)[4], uint64_t b) {
-#if KV_HAS_WGMMA
+#if defined(KV_CUDA_EMULATED)
+    cuda_emulated::multiply_registers(d, sizeof(d)/sizeof(float), a, b);
+#elif KV_HAS_WGMMA
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
         "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"

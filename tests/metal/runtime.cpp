@@ -82,6 +82,7 @@ namespace {
 constexpr size_t STACK_BYTES = 256*1024;
 size_t threadgroup_limit = 32*1024;
 constexpr uint32_t THREAD_LIMIT = 1024;
+constexpr uint32_t MOST_LOOKS = 100;
 constexpr unsigned char POISON = 0xff;
 
 struct Constant {
@@ -320,6 +321,14 @@ class Runner {
         }
         Fiber * waiting = nullptr, * ended = nullptr;
         for (auto & f : fibers_) {
+            if (f->waits == Wait::Others) {
+                looks_ = counts_.simd_operations == operations_ ? looks_ + 1 : 0;
+                operations_ = counts_.simd_operations;
+                if (looks_ > MOST_LOOKS) return diverged("threads wait for each other", *f, *f);
+                return true;
+            }
+        }
+        for (auto & f : fibers_) {
             if (f->waits == Wait::End) {
                 ended = f.get();
             } else if (!waiting) {
@@ -343,13 +352,17 @@ class Runner {
         for (;;) {
             for (uint32_t i : order(lanes)) {
                 Fiber & f = *fibers_[first + i];
-                if (f.waits == Wait::Nothing) resume(f);
+                if (f.waits == Wait::Nothing || f.waits == Wait::Others) {
+                    f.waits = Wait::Nothing;
+                    resume(f);
+                }
                 if (!message.empty()) return false;
             }
             Fiber * chosen = nullptr;
             for (uint32_t i = 0; i < lanes; ++i) {
                 Fiber & f = *fibers_[first + i];
                 if (f.waits == Wait::End) continue;
+                if (f.waits == Wait::Others) return true;
                 if (!chosen) {
                     chosen = &f;
                 } else if (f.waits != chosen->waits || !(f.site == chosen->site)) {
@@ -399,6 +412,8 @@ class Runner {
     std::vector<std::unique_ptr<Fiber>> fibers_;
     std::vector<std::unique_ptr<Exchange>> exchanges_;
     Fiber * current_ = nullptr;
+    uint32_t looks_ = 0; // rounds in which a thread looked for something that had not come, and nobody did anything else
+    uint64_t operations_ = 0;
     void * scheduler_sp_ = nullptr;
     const void * stack_bottom_ = nullptr;
     size_t stack_size_ = 0;
@@ -441,6 +456,14 @@ void wait(Wait kind, Site site) {
     if (r.ignores(site)) return;
     Fiber & f = r.current();
     f.waits = kind;
+    f.site = site;
+    r.leave(f);
+}
+
+void let_others_run(Site site) {
+    Runner & r = *Runner::active;
+    Fiber & f = r.current();
+    f.waits = Wait::Others;
     f.site = site;
     r.leave(f);
 }

@@ -14,7 +14,7 @@ constexpr uint32_t LANES = 32;
 // The largest thing that lanes exchange: a 4x4 matrix of floats.
 constexpr size_t SLOT_BYTES = 64;
 
-enum class Wait : uint8_t { Nothing, SimdOp, SimdBarrier, GroupBarrier, End };
+enum class Wait : uint8_t { Nothing, SimdOp, SimdBarrier, GroupBarrier, Others, End };
 
 // Where in the shader a thread waits: lanes that wait at different places have diverged.
 struct Site {
@@ -66,6 +66,8 @@ bool constant_is_set(const void * at);
 // All lanes of the simdgroup that are here bring `bytes` bytes; returns what they brought.
 const Exchange & exchange(const void * value, size_t bytes, Site site, uint32_t & lane);
 void wait(Wait kind, Site site);
+// Lets other threads run, for one that looks again and again whether something has come.
+void let_others_run(Site site);
 // The lane that asks, and where its thread is.
 uint32_t lane();
 const Place & place();

@@ -36,7 +36,9 @@ fn emulated(options: &Options, tally: &mut Tally) -> Result<()> {
         return Ok(());
     }
     let bin = tally.timed("build", || build_tree::build(&build_tree::Options::default(), &[EMULATED.into()]))?;
-    program::run(&mut Command::new(bin.join(EMULATED)), EMULATED, options, tally)
+    // The whole list takes minutes.
+    let options = Options { quick: options.quick || !options.soak, ..options.clone() };
+    program::run(&mut Command::new(bin.join(EMULATED)), EMULATED, &options, tally)
 }
 
 /// All files beside each other: the largest takes as long as the others together.

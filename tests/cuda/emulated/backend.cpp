@@ -24,6 +24,9 @@ namespace {
 
 using namespace ggml_ext_gpu;
 
+bool hopper = false;
+
+constexpr kv_cuda_device HOPPER = { 900, 6, 227*1024 };
 constexpr kv_cuda_device DEVICE = { 800, 6, 163*1024 }; // few multiprocessors: cells are split, and blocks are not many
 
 cudaError_t set_rows(const kv_cuda_rows & rows) {
@@ -43,12 +46,16 @@ cudaError_t copy(ggml_tensor * op) {
 
 cudaError_t attend(ggml_tensor * op) {
     const kv_cuda_attention attention = describe_attention(op);
+    const auto scratch_of = [](size_t bytes) { return std::vector<uint64_t>(bytes/8 + 1, ~0ull); }; // NaN as floats and as halves
+    kv_cuda_prompt prompt;
+    if (hopper && kv_cuda_plan_prompt(attention, HOPPER, prompt)) {
+        return kv_cuda_attend_prompt(attention, prompt, scratch_of(prompt.scratch_bytes).data(), nullptr);
+    }
     kv_cuda_plan plan;
     if (!kv_cuda_plan_attention(attention, DEVICE, plan)) {
         return cudaErrorNotSupported;
     }
-    std::vector<uint64_t> scratch(plan.scratch_bytes/8 + 1, ~0ull); // NaN as floats and as halves
-    return kv_cuda_attend(attention, plan, {}, scratch.data(), nullptr);
+    return kv_cuda_attend(attention, plan, {}, scratch_of(plan.scratch_bytes).data(), nullptr);
 }
 
 cudaError_t compute(ggml_tensor * op) {
@@ -137,4 +144,8 @@ ggml_backend_t emulated_backend() {
     backend.iface.graph_compute  = compute_graph;
     backend.device               = &device;
     return &backend;
+}
+
+void emulate_hopper(bool yes) {
+    hopper = yes;
 }

@@ -4,3 +4,5 @@
 #include "ggml-backend.h"
 
 ggml_backend_t emulated_backend();
+// From now on as on Hopper: the cache is expanded, and attended to by its kernel where that serves the op.
+void emulate_hopper(bool yes);

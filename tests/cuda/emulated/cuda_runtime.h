@@ -119,7 +119,7 @@ inline unsigned atomicOr(unsigned * at, unsigned x) {
 
 namespace cuda_emulated {
 
-enum op { SHUFFLE, SHUFFLE_UP, SHUFFLE_XOR, VOTE, BARRIER, MMA, MATRICES };
+enum op { SHUFFLE, SHUFFLE_UP, SHUFFLE_XOR, VOTE, BARRIER, MMA, MATRICES, WARPGROUP, AWAIT };
 
 template <typename T> T of_lane(T x, msl::Site site, unsigned (*from)(unsigned lane, unsigned n), unsigned n) {
     uint32_t lane;
@@ -158,6 +158,16 @@ inline bool __all_sync(unsigned mask, bool x, CUDA_HERE) { return __ballot_sync(
 inline void __syncwarp(CUDA_HERE) { msl::wait(msl::Wait::SimdBarrier, { file, line, cuda_emulated::BARRIER }); }
 inline void __syncthreads(CUDA_HERE) { msl::wait(msl::Wait::GroupBarrier, { file, line, cuda_emulated::BARRIER }); }
 
+inline unsigned __reduce_or_sync(unsigned, unsigned x, CUDA_HERE) {
+    uint32_t lane;
+    const msl::Exchange & all = msl::exchange(&x, sizeof(x), { file, line, cuda_emulated::VOTE }, lane);
+    unsigned res = 0;
+    for (unsigned i = 0; i < msl::LANES; ++i) {
+        res |= *(const unsigned *) all.values[i];
+    }
+    return res;
+}
+
 inline int __syncthreads_or(int x, CUDA_HERE) {
     static int any = 0;
     __syncthreads(file, line); // all have seen and cleared what was said before
@@ -175,6 +185,19 @@ namespace cuda_emulated {
 
 void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, CUDA_HERE);
 void load_matrices(uint32_t (&r)[4], const void * row, bool transposed, CUDA_HERE);
+
+// Products of warpgroups, at once: sums of a thread in the order of cuda/hopper/wgmma.cuh, operands by their descriptors.
+void multiply_shared(float * d, size_t sums, uint64_t a, uint64_t b, bool add);
+void multiply_registers(float * d, size_t sums, const uint32_t (&a)[4], uint64_t b, CUDA_HERE);
+// A group of products has ended when all threads of the warpgroup have asked for it.
+void end_group();
+void await_groups(uint32_t under_way, CUDA_HERE);
+
+// Barriers of bulk copies, by their address. A copy is done when it is asked for.
+uint32_t shared_address(const void * at);
+void     begin_barrier(uint32_t bar, uint32_t arrivals);
+void     arrive(uint32_t bar);
+void     await(uint32_t bar, uint32_t parity, CUDA_HERE);
 
 }  // namespace cuda_emulated
 

@@ -1,5 +1,7 @@
 #include "cuda_runtime.h"
 
+#include <map>
+
 namespace cuda_emulated {
 namespace {
 
@@ -10,8 +12,11 @@ void *   shared_memory = nullptr;
 int      order = MSL_FORWARD;
 uint32_t seed = 0;
 
+uint32_t groups_of_thread[1024]; // of products, that it has asked for
+
 void run_thread(const msl::Call & call) {
     shared_memory = call.threadgroup[0];
+    groups_of_thread[call.place->thread_index_in_threadgroup] = 0;
     (*current)();
 }
 
@@ -44,6 +49,102 @@ void load_matrices(uint32_t (&r)[4], const void * row, bool transposed, const ch
     for (uint32_t n = 0; n < 4; ++n) {
         const uint32_t g = lane/4, t = lane % 4;
         r[n] = transposed ? half_at(n, 2*t, g) | half_at(n, 2*t + 1, g) << 16 : half_at(n, g, 2*t) | half_at(n, g, 2*t + 1) << 16;
+    }
+}
+
+namespace {
+
+float half_at(uint32_t address) {
+    address ^= (address >> 7 & 7) << 4; // as tiles lie: units of 16 bytes, by their row
+    ggml_fp16_t half;
+    memcpy(&half, (const char *) shared_memory + address, sizeof(half));
+    return ggml_fp16_to_fp32(half);
+}
+
+struct descriptor {
+    uint32_t start, panel, eight_rows; // bytes
+
+    explicit descriptor(uint64_t bits) : start((uint32_t) (bits & 0x3fff) << 4), panel((uint32_t) (bits >> 16 & 0x3fff) << 4), eight_rows((uint32_t) (bits >> 32 & 0x3fff) << 4) {}
+
+    // Value k of a row that lies in one piece; value n of row k, where rows are summed over.
+    float in_row(uint32_t row, uint32_t k) const { return half_at(start + row/8*eight_rows + row % 8*128 + 2*k); }
+    float of_rows(uint32_t n, uint32_t k) const { return half_at(start + n/64*panel + k/8*eight_rows + k % 8*128 + n % 64*2); }
+};
+
+}  // namespace
+
+void multiply_shared(float * d, size_t sums, uint64_t a, uint64_t b, bool add) {
+    const descriptor of_a(a), of_b(b);
+    const uint32_t thread = msl::place().thread_index_in_threadgroup, lane = thread % 32, first = thread/32 % 4*16 + lane/4;
+    for (size_t i = 0; i < sums; ++i) {
+        const uint32_t row = first + i/2 % 2*8, column = i/4*8 + lane % 4*2 + i % 2;
+        float sum = add ? d[i] : 0.0f;
+        for (uint32_t k = 0; k < 16; ++k) {
+            sum += of_a.in_row(row, k)*of_b.in_row(column, k);
+        }
+        d[i] = sum;
+    }
+}
+
+void multiply_registers(float * d, size_t sums, const uint32_t (&a)[4], uint64_t b, const char * file, int line) {
+    const descriptor of_b(b);
+    uint32_t lane;
+    const msl::Exchange & all = msl::exchange(&a, sizeof(a), { file, line, WARPGROUP }, lane);
+    float rows[2][16];
+    for (uint32_t i = 0; i < 32; ++i) {
+        const uint32_t k = i % 16, pair = ((const uint32_t *) all.values[lane/4*4 + k % 8/2])[i/16 + k/8*2];
+        rows[i/16][k] = ggml_fp16_to_fp32((ggml_fp16_t) (pair >> 16*(k % 2)));
+    }
+    for (size_t i = 0; i < sums; ++i) {
+        const uint32_t column = i/4*8 + lane % 4*2 + i % 2;
+        for (uint32_t k = 0; k < 16; ++k) {
+            d[i] += rows[i/2 % 2][k]*of_b.of_rows(column, k);
+        }
+    }
+}
+
+void end_group() {
+    groups_of_thread[msl::place().thread_index_in_threadgroup]++;
+}
+
+void await_groups(uint32_t under_way, const char * file, int line) {
+    const uint32_t thread = msl::place().thread_index_in_threadgroup, first = thread/128*128, own = groups_of_thread[thread];
+    for (uint32_t i = first; i < first + 128; ++i) {
+        while (groups_of_thread[i] + under_way < own) {
+            msl::let_others_run({ file, line, AWAIT });
+        }
+    }
+}
+
+namespace {
+
+struct barrier {
+    uint32_t arrivals, left, phase;
+};
+
+std::map<uint32_t, barrier> barriers;
+
+}  // namespace
+
+uint32_t shared_address(const void * at) {
+    return (uint32_t) ((const char *) at - (const char *) shared_memory);
+}
+
+void begin_barrier(uint32_t bar, uint32_t arrivals) {
+    barriers[bar] = { arrivals, arrivals, 0 };
+}
+
+void arrive(uint32_t bar) {
+    barrier & b = barriers.at(bar);
+    if (--b.left == 0) {
+        b.left = b.arrivals;
+        b.phase++;
+    }
+}
+
+void await(uint32_t bar, uint32_t parity, const char * file, int line) {
+    while ((barriers.at(bar).phase & 1) == parity) {
+        msl::let_others_run({ file, line, AWAIT });
     }
 }
 

@@ -87,6 +87,28 @@ void attention_of_all() {
     }
 }
 
+// More rows than a block has, fewer, cells that fill no tile, several shares of them, tiles that nobody sees.
+void prompts() {
+    emulate_hopper(true);
+    for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta3", "srft3" }, { "band4", "srft8" }, { "polar4", "srft2" }, { "f16", "srft4" } }) {
+        attention(make_case(k, v, 64, 40, 300));
+    }
+    AttentionCase c = make_case("srft4", "srft4", 64, 90, 1300);
+    c.mask = Mask::window;
+    attention(c);
+    attention(with_recent(make_case("srft4", "srft4", 128, 20, 300), 1));
+    c.shape.n_q = 5;
+    c.mask = Mask::none;
+    attention(c);
+    if (!quick) {
+        attention(with_recent(make_case("delta8", "srft4", 256, 20, 200), 0));
+        for (const AttentionCase & c : meanings_of(make_case("srft4", "srft4", 64, 5, 1100))) {
+            attention(c);
+        }
+    }
+    emulate_hopper(false);
+}
+
 }  // namespace
 
 int main(int argc, char ** argv) {
@@ -96,5 +118,6 @@ int main(int argc, char ** argv) {
     rows_of_all();
     test_writes(rows_after_emulated, quick ? std::vector<int>{ 64 } : std::vector<int>{ 128, 64, 256 });
     attention_of_all();
+    prompts();
     return end_program();
 }
