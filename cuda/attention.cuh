@@ -177,6 +177,11 @@ uint        part_chunk_cells(const kv_cuda_split & main);
 // kv_recent.cu: the bits of cells that have precise rows, and the mask of the columns.
 cudaError_t launch_columns(const kv_cuda_attention & op, void * hidden, void * mask, cudaStream_t stream);
 
+// Bytes of a part of the scratch: the next begins at a multiple of 256.
+static inline size_t padded(size_t bytes) {
+    return (bytes + 255)/256*256;
+}
+
 static inline uint width_of(uint32_t kind, uint32_t size) {
     return KV_WIDTH(kind, size);
 }

@@ -187,10 +187,6 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
     store_rotated_back<SIZE>(o, size, lane, result, p.args.out_size);
 }
 
-static size_t padded(size_t bytes) {
-    return (bytes + 255)/256*256;
-}
-
 // Precise rows as an attention of their own.
 static kv_cuda_attention attention_of(const kv_cuda_attention & op, uint i) {
     const kv_cuda_recent & part = op.part[i];

@@ -499,7 +499,7 @@ bool kv_cuda_plan_prompt(const kv_cuda_attention & op, const kv_cuda_device & de
     size_t at = 0;
     const auto take = [&](size_t bytes) {
         const size_t res = at;
-        at += (bytes + 255)/256*256;
+        at += kv::padded(bytes);
         return res;
     };
     plan.queries = take(sizeof(__half)*blocks*kv::PROMPT_ROWS*plan.width);

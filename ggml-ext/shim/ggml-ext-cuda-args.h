@@ -1,4 +1,4 @@
-// Ops as the kernels of CUDA see them.
+// Ops as the kernels of CUDA see them, and those that need no scratch.
 #pragma once
 
 #include "ggml-ext-gpu.h"
@@ -72,6 +72,33 @@ inline kv_cuda_rows describe_rows(const ggml_tensor * cache, const ggml_tensor *
         strides(res.args.index_nb, index, 0);
     }
     return res;
+}
+
+// A node that computes nothing.
+inline bool is_nothing(const ggml_tensor * t) {
+    return ggml_is_empty(t) || t->op == GGML_OP_NONE || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_VIEW || t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
+}
+
+inline cudaError_t set_rows(const kv_cuda_rows & rows, cudaStream_t stream) {
+    kv_cuda_writes writes = {};
+    writes.op[writes.count++] = rows;
+    return kv_cuda_set_rows(writes, stream);
+}
+
+// SET_ROWS, GET_ROWS and copies.
+inline cudaError_t compute_rows(ggml_tensor * op, cudaStream_t stream) {
+    const ggml_tensor * src = op->src[0];
+    if (op->op == GGML_OP_SET_ROWS) {
+        return set_rows(describe_rows(op, src, op->src[1], op), stream);
+    }
+    if (op->op == GGML_OP_GET_ROWS) {
+        return kv_cuda_get_rows(describe_rows(src, src, op->src[1], op), stream);
+    }
+    if (!ggml_ext_is_ours(src->type)) {
+        return set_rows(describe_rows(op, src, nullptr, op), stream);
+    }
+    const kv_cuda_rows rows = describe_rows(src, src, nullptr, op);
+    return ggml_ext_is_ours(op->type) ? kv_cuda_copy_rows(rows, stream) : kv_cuda_get_rows(rows, stream);
 }
 
 }  // namespace ggml_ext_gpu

@@ -92,12 +92,6 @@ static cudaError_t attend_expanded(ggml_backend_cuda_context & ctx, const kv_cud
     return kv_cuda_leave_domain(attention, results.get(), ctx.stream());
 }
 
-static cudaError_t set_rows(ggml_backend_cuda_context & ctx, const kv_cuda_rows & rows) {
-    kv_cuda_writes writes = {};
-    writes.op[writes.count++] = rows;
-    return kv_cuda_set_rows(writes, ctx.stream());
-}
-
 static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     const kv_cuda_attention attention = describe_attention(op);
     kv_cuda_plan plan;
@@ -139,10 +133,6 @@ struct writes_of_graph {
         }
     }
 
-    static bool is_nothing(const ggml_tensor * t) {
-        return ggml_is_empty(t) || t->op == GGML_OP_NONE || t->op == GGML_OP_RESHAPE || t->op == GGML_OP_VIEW || t->op == GGML_OP_PERMUTE || t->op == GGML_OP_TRANSPOSE;
-    }
-
   private:
     static bool overlap(const ggml_tensor * a, const ggml_tensor * b) {
         const char * of_a = (const char *) a->data, * of_b = (const char *) b->data;
@@ -162,15 +152,6 @@ struct writes_of_graph {
         return true;
     }
 };
-
-static cudaError_t copy(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
-    const ggml_tensor * src = op->src[0];
-    if (!ggml_ext_is_ours(src->type)) {
-        return set_rows(ctx, describe_rows(op, src, nullptr, op));
-    }
-    const kv_cuda_rows rows = describe_rows(src, src, nullptr, op);
-    return ggml_ext_is_ours(op->type) ? kv_cuda_copy_rows(rows, ctx.stream()) : kv_cuda_get_rows(rows, ctx.stream());
-}
 
 }  // namespace
 
@@ -195,7 +176,7 @@ int ggml_ext_cuda_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * grap
     }
     const writes_of_graph found(graph, first);
     int next = found.last + 1;
-    while (next < graph->n_nodes && writes_of_graph::is_nothing(graph->nodes[next])) {
+    while (next < graph->n_nodes && is_nothing(graph->nodes[next])) {
         ++next;
     }
     const ggml_tensor * op = next < graph->n_nodes ? graph->nodes[next] : nullptr;
@@ -219,15 +200,11 @@ int ggml_ext_cuda_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * grap
 bool ggml_ext_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     switch (op->op) {
         case GGML_OP_SET_ROWS:
-            CUDA_CHECK(set_rows(ctx, describe_rows(op, op->src[0], op->src[1], op)));
-            return true;
         case GGML_OP_GET_ROWS:
-            CUDA_CHECK(kv_cuda_get_rows(describe_rows(op->src[0], op->src[0], op->src[1], op), ctx.stream()));
-            return true;
         case GGML_OP_CPY:
         case GGML_OP_DUP:
         case GGML_OP_CONT:
-            CUDA_CHECK(copy(ctx, op));
+            CUDA_CHECK(compute_rows(op, ctx.stream()));
             return true;
         case GGML_OP_FLASH_ATTN_EXT:
             CUDA_CHECK(attend(ctx, op));

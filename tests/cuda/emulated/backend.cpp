@@ -29,21 +29,6 @@ bool hopper = false;
 constexpr kv_cuda_device HOPPER = { 900, 6, 227*1024 };
 constexpr kv_cuda_device DEVICE = { 800, 6, 163*1024 }; // few multiprocessors: cells are split, and blocks are not many
 
-cudaError_t set_rows(const kv_cuda_rows & rows) {
-    kv_cuda_writes writes = {};
-    writes.op[writes.count++] = rows;
-    return kv_cuda_set_rows(writes, nullptr);
-}
-
-cudaError_t copy(ggml_tensor * op) {
-    const ggml_tensor * src = op->src[0];
-    if (!ggml_ext_is_ours(src->type)) {
-        return set_rows(describe_rows(op, src, nullptr, op));
-    }
-    const kv_cuda_rows rows = describe_rows(src, src, nullptr, op);
-    return ggml_ext_is_ours(op->type) ? kv_cuda_copy_rows(rows, nullptr) : kv_cuda_get_rows(rows, nullptr);
-}
-
 cudaError_t attend(ggml_tensor * op) {
     const kv_cuda_attention attention = describe_attention(op);
     const auto scratch_of = [](size_t bytes) { return std::vector<uint64_t>(bytes/8 + 1, ~0ull); }; // NaN as floats and as halves
@@ -58,23 +43,6 @@ cudaError_t attend(ggml_tensor * op) {
     return kv_cuda_attend(attention, plan, {}, scratch_of(plan.scratch_bytes).data(), nullptr);
 }
 
-cudaError_t compute(ggml_tensor * op) {
-    switch (op->op) {
-        case GGML_OP_SET_ROWS:
-            return set_rows(describe_rows(op, op->src[0], op->src[1], op));
-        case GGML_OP_GET_ROWS:
-            return kv_cuda_get_rows(describe_rows(op->src[0], op->src[0], op->src[1], op), nullptr);
-        case GGML_OP_CPY:
-        case GGML_OP_DUP:
-        case GGML_OP_CONT:
-            return copy(op);
-        case GGML_OP_FLASH_ATTN_EXT:
-            return attend(op);
-        default:
-            return cudaErrorNotSupported;
-    }
-}
-
 ggml_backend_t cpu() {
     static ggml_backend_t backend = ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr);
     return backend;
@@ -83,11 +51,11 @@ ggml_backend_t cpu() {
 ggml_status compute_graph(ggml_backend_t, ggml_cgraph * graph) {
     for (int i = 0; i < graph->n_nodes; i++) {
         ggml_tensor * node = graph->nodes[i];
-        if (ggml_is_empty(node) || node->op == GGML_OP_NONE || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_VIEW || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE) {
+        if (is_nothing(node)) {
             continue;
         }
-        if (ggml_ext_concerns(node)) {
-            if (compute(node) != cudaSuccess) {
+        if (ggml_ext_concerns(node)) { // and is supported: rows or attention
+            if ((node->op == GGML_OP_FLASH_ATTN_EXT ? attend(node) : compute_rows(node, nullptr)) != cudaSuccess) {
                 return GGML_STATUS_FAILED;
             }
             continue;
