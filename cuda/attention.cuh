@@ -12,7 +12,6 @@
 namespace kv {
 
 using uint = unsigned;
-using bulk_teams = kv_cuda_teams;
 
 // Precise rows that a decoding kernel attends to beside the cache.
 struct attn_part {
@@ -37,7 +36,7 @@ struct attn_params {
     uint            k_kind, v_kind, q_kind;
     uint            k_size, v_size;   // values of a head
     uint            k_bytes, v_bytes; // of its row
-    bulk_teams      bulk_main, bulk_precise; // of a block of decode_bulk.cuh
+    kv_cuda_teams   bulk; // of a block of decode_bulk.cuh
     bool            alibi;
     const uint8_t * q;
     const uint8_t * k;
@@ -54,6 +53,7 @@ struct attn_params {
     // what the launch that makes the queries writes to the cache
     attn_write      writes[KV_CUDA_WRITES];
     uint            write_count, write_rows; // rows of the one that has most
+    bool            announced; // does the launch behind it look for each query, and not wait for the end?
     // scratch
     __half *        query_high; // [query row][width of K], by stream, KV head, token, head: two halves make a value
     __half *        query_low;
@@ -86,10 +86,17 @@ static __device__ __forceinline__ uint2 hidden_range(const uint * hidden, uint b
     return make_uint2(range[0], range[1]);
 }
 
-// The cell of a column, ~0 where it has none.
+// What a column says, and the cell that is, ~0 for none.
+static __device__ __forceinline__ long long column_at(const uint8_t * columns, const uint64_t (&nb)[2], uint column, uint kv_stream) {
+    return *(const long long *) (columns + column*nb[0] + kv_stream*nb[1]);
+}
+
+static __device__ __forceinline__ uint cell_of(long long column, uint cells) {
+    return column >= 0 && column < (long long) cells ? (uint) column : ~0u;
+}
+
 static __device__ __forceinline__ uint cell_of(const uint8_t * columns, const uint64_t (&nb)[2], uint column, uint kv_stream, uint cells) {
-    const long long cell = *(const long long *) (columns + column*nb[0] + kv_stream*nb[1]);
-    return cell >= 0 && cell < (long long) cells ? (uint) cell : ~0u;
+    return cell_of(column_at(columns, nb, column, kv_stream), cells);
 }
 
 // The score of a cell that is hidden, or of none at all.
@@ -113,6 +120,11 @@ constexpr float LOG2_E = 1.44269504f;
 // Where the row of the mask begins; masks are below 4 GiB.
 static __device__ __forceinline__ uint mask_offset(const attn_params & p, uint token, uint head, uint stream) {
     return (uint) (token*p.args.mask_nb[0] + head % p.args.mask_rows[0]*p.args.mask_nb[1] + stream % p.args.mask_rows[1]*p.args.mask_nb[2]);
+}
+
+// The same of a mask for all heads.
+static __device__ __forceinline__ uint mask_offset(const attn_params & p, uint token, uint stream) {
+    return (uint) (token*p.args.mask_nb[0] + (p.args.mask_rows[1] == 1 ? 0 : stream % p.args.mask_rows[1])*p.args.mask_nb[2]);
 }
 
 // The mask as it is stored, a half; zero where there is none.
@@ -171,8 +183,6 @@ cudaError_t launch_tile(const attn_params & p, const kv_cuda_split & plan, cudaS
 size_t      bulk_query_rows(const kv_cuda_attention & op); // blocks of rows filled up
 bool        plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_split & plan);
 cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, const kv_cuda_writes & writes, cudaStream_t stream);
-// Cells of a chunk of precise rows that a decoding kernel takes along.
-uint        part_chunk_cells(const kv_cuda_split & main);
 
 // kv_recent.cu: the bits of cells that have precise rows, and the mask of the columns.
 cudaError_t launch_columns(const kv_cuda_attention & op, void * hidden, void * mask, cudaStream_t stream);

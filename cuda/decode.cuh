@@ -17,7 +17,7 @@ template <uint K, uint V, uint D> static decode_choice choice_of(uint row_blocks
     res.shared_bytes  = main > precise ? main : precise;
     res.bulk          = one ? kv_decode_bulk<K, V, D, 1> : kv_decode_bulk<K, V, D, 2>;
     res.bulk_recent   = one ? kv_decode_bulk_recent<K, V, D, 1> : kv_decode_bulk_recent<K, V, D, 2>;
-    res.choose_bulk   = one ? choose_bulk<K, V, D, 1> : choose_bulk<K, V, D, 2>;
+    res.teams_of      = one ? teams_of<K, V, D, 1> : teams_of<K, V, D, 2>;
     return res;
 }
 

@@ -24,7 +24,7 @@ struct decode_choice {
     // tiles of all KV heads to shared memory (decode_bulk.cuh)
     void (*bulk)(const attn_params)        = nullptr;
     void (*bulk_recent)(const attn_params) = nullptr;
-    void (*choose_bulk)(uint heads, size_t shared_bytes, bulk_teams & main, bulk_teams & precise) = nullptr; // none where they do not fit
+    kv_cuda_teams (*teams_of)(uint heads, size_t shared_bytes) = nullptr; // none where they do not fit
 };
 
 // Of V's kind, a head size of 64, 128 or 256, and one or two blocks of four query rows.

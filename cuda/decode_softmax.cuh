@@ -167,8 +167,11 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
     __device__ __forceinline__ void store_sums(float * to, uint g, uint t) const {
         if (t < 2*QB) {
 #pragma unroll
-            for (uint i = 0; i < C*16; ++i) {
-                to[(2*t + i % 2)*D + decode_values<V, D>::value_of(i, g)] = (&acc[0][0][0][0])[i];
+            for (uint i = 0; i < C*16; i += 4) {
+                const float * x = &acc[0][0][0][0] + i;
+                const uint value = decode_values<V, D>::value_of(i, g); // and the one behind it
+                *(::float2 *) (to + 2*t*D + value)       = make_float2(x[0], x[2]);
+                *(::float2 *) (to + (2*t + 1)*D + value) = make_float2(x[1], x[3]);
             }
         }
     }
@@ -177,7 +180,7 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
 // lane_table, with `step` words from entry to entry.
 __device__ __forceinline__ void fill_table(uint * table, uint step, uint thread, uint threads) {
     for (uint i = thread; i < 256; i += threads) {
-        const __half2 pair = __floats2half2_rn(kv_levels_4[i % 16], kv_levels_4[i/16]);
+        const __half2 pair = __floats2half2_rn(level_of_4(i % 16), level_of_4(i/16));
         const uint x = *(const uint *) &pair;
         for (uint l = 0; l < 8; ++l) {
             *(uint4 *) &table[i*step + (l + i) % 8*4] = make_uint4(x, x, x, x);
@@ -207,6 +210,48 @@ __device__ __forceinline__ void store_result(
     *(float4 *) (p.sums + at*p.args.sum_width + value) = make_float4(x.x*unit, x.y*unit, x.z*unit, x.w*unit);
     if (value == 0) {
         p.metas[at] = make_float2(largest <= HIDDEN ? HIDDEN : largest/LOG2_E, all);
+    }
+}
+
+// Which query rows a block of teams has: warps of a team have a KV head each, and its query rows of some tokens. Blocks are (rows, stream,
+// chunk), so that the last chunks of all streams, which are of precise rows, come last.
+struct block_place {
+    uint stream, kv_stream, heads_per_kv, first_row, used;
+
+    __device__ __forceinline__ block_place(const kv_attn_args & args, uint rows) :
+        stream(blockIdx.y), kv_stream(stream/(args.streams/args.kv_streams)), heads_per_kv(args.heads/args.kv_heads), first_row(blockIdx.x*rows),
+        used(min(rows, heads_per_kv*args.tokens - first_row)) {}
+
+    // Rows behind those that are used are like the last.
+    __device__ __forceinline__ uint token_of(uint row) const {
+        return (first_row + min(row, used - 1))/heads_per_kv;
+    }
+
+    __device__ __forceinline__ uint head_of(uint kv_head, uint row) const {
+        return kv_head*heads_per_kv + (first_row + row) % heads_per_kv;
+    }
+
+    // Where the queries of the block are, in units of the rows of a KV head: those of the cache, or the others behind them.
+    __device__ __forceinline__ size_t query_block(uint kv_heads, bool others) const {
+        return ((size_t) (stream + (others ? gridDim.y : 0))*gridDim.x + blockIdx.x)*kv_heads;
+    }
+};
+
+// What a block's warps have, as a chunk of the results. `softs` and `all_sums` are shared memory for all warps.
+template <uint D, uint ROWS, typename Sums> __device__ __forceinline__ void store_teams(
+        const attn_params & p, const Sums & sums, const block_place & at, uint chunk, uint teams, float (*softs)[2], float * all_sums, float unit) {
+    const uint warp = threadIdx.x/32, g = threadIdx.x % 32/4, t = threadIdx.x % 4, heads = p.args.kv_heads;
+    sums.store_softs(softs + warp*ROWS, g, t);
+    __syncthreads(); // what was where the sums come is done with
+    sums.store_sums(all_sums + warp*ROWS*D, g, t);
+    __syncthreads();
+#pragma unroll 1
+    for (uint i = 4*threadIdx.x; i < heads*ROWS*D; i += 4*blockDim.x) {
+        const uint head = i/(ROWS*D), r = i/D % ROWS, token = at.token_of(r);
+        if (r < at.used) {
+            const size_t result = (size_t) (at.stream*p.args.tokens + token)*p.args.heads + head*at.heads_per_kv + at.first_row + r - token*at.heads_per_kv;
+            store_result(p, result*p.args.chunks + p.args.first_chunk + chunk, i % D, softs + head*ROWS + r, heads*ROWS, all_sums + i, heads*ROWS*D, teams, unit);
+        }
     }
 }
 

@@ -272,8 +272,7 @@ static attn_params params_of(const kv_cuda_attention & op, const kv_cuda_split &
     p.query_low   = (__half *) (scratch + queries.low);
     p.query_scale = (float *) (scratch + queries.scales);
     p.query_planes = (signed char *) (scratch + queries.high);
-    p.bulk_main    = split.bulk;
-    p.bulk_precise = split.bulk_precise;
+    p.bulk         = split.bulk;
     return p;
 }
 
@@ -311,8 +310,18 @@ bool kv_cuda_path_is(const char * name) {
     return path && strcmp(path, name) == 0;
 }
 
-bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan) {
+bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device & whole, const kv_cuda_writes & writes, kv_cuda_plan & plan) {
     plan = {};
+    // Rows of groups take long, so the multiprocessors that they are written by are left to them. Where they are many, all wait.
+    kv_cuda_device device = whole;
+    device.busy = 0;
+    plan.announced = writes.count > 0;
+    for (int i = 0; i < writes.count; ++i) {
+        const uint32_t blocks = KV_KIND_IS_DELTA(writes.op[i].kind) ? writes.op[i].args.units : 0;
+        const bool few = blocks <= (uint32_t) whole.sms/8;
+        device.busy += few ? (int) blocks : 0;
+        plan.announced = plan.announced && few;
+    }
     if (device.cc < KV_CUDA_OLDEST || !kv::mask_is_small(op)) {
         return false;
     }
@@ -326,8 +335,7 @@ bool kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device &
         const kv_cuda_attention part = kv::attention_of(op, i);
         kv_cuda_split & split = plan.part[i];
         if (plan.together) {
-            const uint32_t cells = kv::part_chunk_cells(plan.main);
-            split.chunks = (part.args.cells + cells - 1)/cells;
+            split.chunks = (part.args.cells + plan.main.part_cells - 1)/plan.main.part_cells;
         } else {
             kv::plan_tile(part, device, split);
         }
@@ -365,13 +373,14 @@ cudaError_t kv_cuda_attend(const kv_cuda_attention & op, const kv_cuda_plan & pl
         main.write_rows = rows.args.rows[0] > main.write_rows ? rows.args.rows[0] : main.write_rows;
         main.writes[main.write_count++] = { (const uint8_t *) rows.to, (const uint8_t *) rows.index, rows.args.cache_nb[0], rows.args.index_nb[0], rows.index_bytes, rows.args.rows[0] };
     }
+    main.announced = plan.announced && main.write_count > 0;
     cudaError_t err = cudaSuccess;
     if (plan.together && op.parts > 0) {
         main.columns          = (const uint8_t *) op.columns;
         main.columns_nb[0]    = op.recent.columns_nb[0];
         main.columns_nb[1]    = op.recent.columns_nb[1];
         main.column_count     = op.recent.columns;
-        main.part_chunk_cells = kv::part_chunk_cells(plan.main);
+        main.part_chunk_cells = plan.main.part_cells;
         main.part[1].first_chunk = plan.chunks;
         for (uint32_t i = 0, first = plan.main.chunks; i < op.parts; ++i) {
             const kv_cuda_recent & from = op.part[i];

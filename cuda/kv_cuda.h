@@ -17,6 +17,7 @@ struct kv_cuda_device {
     int    cc;           // 100*major + 10*minor
     int    sms;          // multiprocessors
     size_t shared_bytes; // of a block, by opt-in
+    int    busy = 0;     // multiprocessors that have other work for a while
 };
 
 // Rows. `from` and `to` are tensors, `index` row numbers of 4 or 8 bytes, or null with 0 bytes: copies.
@@ -85,12 +86,13 @@ struct kv_cuda_teams {
 // How an attention over some rows is split.
 struct kv_cuda_split {
     bool     decode;      // by the kernels of kv_decode.cu,
-    kv_cuda_teams bulk, bulk_precise; // and if there are teams, by those that copy tiles,
-                                      // else by those of kv_tile.cu
+    kv_cuda_teams bulk;   // and if there are teams, by those that copy tiles,
+                          // else by those of kv_tile.cu
     int      row_blocks;  // tile: blocks of 16 query rows in a thread block
     int      slabs;       // tile: slabs of V
     bool     staged;      // tile: rows go through shared memory
     uint32_t chunk_cells;
+    uint32_t part_cells;  // decode: of a chunk of precise rows
     uint32_t chunks;
     size_t   shared_bytes;
     size_t   shared_limit; // the device's
@@ -99,12 +101,13 @@ struct kv_cuda_split {
 struct kv_cuda_plan {
     kv_cuda_split main, part[2];
     bool          together; // one kernel for the cache and all precise rows
+    bool          announced; // queries, while rows are written by the same launch
     uint32_t      chunks;   // of all
     size_t        scratch_bytes;
 };
 
-// False where no kernel fits the device.
-bool        kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device & device, kv_cuda_plan & plan);
+// False where no kernel fits the device. `writes`: what is to be written in the first launch, if it may be.
+bool        kv_cuda_plan_attention(const kv_cuda_attention & op, const kv_cuda_device & device, const kv_cuda_writes & writes, kv_cuda_plan & plan);
 // May rows that it reads be written in its first launch?
 bool        kv_cuda_writes_first(const kv_cuda_attention & op, const kv_cuda_plan & plan, const kv_cuda_writes & writes);
 // `writes`: none where kv_cuda_writes_first says no

@@ -10,6 +10,8 @@ namespace kv {
 namespace {
 
 constexpr uint MOST_ROWS = 32;
+// Precise rows beside tiles: cells that a warp takes at a time, blocks of a part unless each would take more than so many steps.
+constexpr uint PRECISE_STEP = 16, MOST_PRECISE = 4, MOST_STEPS = 8;
 constexpr int  MOST_DEVICES = 64;
 
 uint divided(uint a, uint b) {
@@ -74,38 +76,35 @@ bool has_early_launches() {
     return known[device] == 2;
 }
 
-uint part_chunk_cells(const kv_cuda_split & main) {
-    return main.chunk_cells < RECENT_WORDS ? main.chunk_cells : RECENT_WORDS;
-}
-
 // Tiles of all KV heads, if they lie side by side, in units of 16 bytes, and no head has a mask of its own.
 static bool plan_bulk(const kv_cuda_attention & op, const decode_choice & choice, const kv_cuda_device & device, kv_cuda_split & plan) {
     const auto side_by_side = [&](const void * data, const uint64_t (&nb)[3], uint row_bytes) {
         return nb[1] == row_bytes && nb[0] == (uint64_t) row_bytes*op.args.kv_heads && ((uintptr_t) data | nb[2]) % 16 == 0;
     };
-    bool fits = device.cc >= 900 && !kv_cuda_path_is("rows") && has_early_launches() && (!op.mask || op.args.mask_rows[0] == 1) && side_by_side(op.k, op.args.k_nb, op.k_bytes) && side_by_side(op.v, op.args.v_nb, op.v_bytes);
-    for (uint i = 0; i < op.parts; ++i) {
-        const kv_cuda_recent & part = op.part[i];
-        fits = fits && side_by_side(part.k, part.args.k_nb, part.k_bytes) && side_by_side(part.v, part.args.v_nb, part.v_bytes);
-    }
+    const bool fits = device.cc >= 900 && !kv_cuda_path_is("rows") && has_early_launches() && (!op.mask || op.args.mask_rows[0] == 1) && side_by_side(op.k, op.args.k_nb, op.k_bytes) && side_by_side(op.v, op.args.v_nb, op.v_bytes);
     if (fits) {
-        choice.choose_bulk(op.args.kv_heads, device.shared_bytes, plan.bulk, plan.bulk_precise);
+        plan.bulk = choice.teams_of(op.args.kv_heads, device.shared_bytes);
     }
-    if (plan.bulk.teams == 0 || (op.parts > 0 && plan.bulk_precise.teams == 0)) {
-        plan.bulk = {};
+    if (plan.bulk.teams == 0) {
         return false;
     }
-    // A block for each multiprocessor, precise rows among them.
+    // A block for each multiprocessor that is free, a few of precise rows among them: these wait for rows that are written, and so may begin
+    // when those that write them have ended.
     const uint heads_per_kv = op.args.heads/op.args.kv_heads, rows = heads_per_kv*op.args.tokens, block_rows = bulk_rows(rows);
     const uint others = divided(rows, block_rows)*op.args.streams, unit = is_delta(op.k_kind) ? 2*TILE : TILE;
-    const uint wanted = device.sms/others > 0 ? device.sms/others : 1;
-    const auto cells_of = [&](uint chunks) { return divided(divided(op.args.cells, chunks), unit)*unit; };
-    uint precise = 0;
+    const uint step = plan.bulk.teams*PRECISE_STEP, most_precise = ::max(::min(device.sms/others/16, MOST_PRECISE), 1u);
+    uint precise_cells = 0, precise = 0;
     for (uint i = 0; i < op.parts; ++i) {
-        precise += divided(op.part[i].args.cells, cells_of(wanted) < RECENT_WORDS ? cells_of(wanted) : RECENT_WORDS);
+        precise_cells = ::max(precise_cells, op.part[i].args.cells);
     }
+    plan.part_cells = ::min(::max(divided(precise_cells, most_precise*step), 1u), MOST_STEPS)*step;
+    for (uint i = 0; i < op.parts; ++i) {
+        precise += divided(op.part[i].args.cells, plan.part_cells);
+    }
+    const uint wanted = (uint) ::max(device.sms - ::max(device.busy, (int) (precise*others)), 1)/others;
+    const uint cells = divided(divided(op.args.cells, ::max(wanted, 1u)), unit)*unit;
     const uint tokens = (block_rows - 1)/heads_per_kv + 2, mask_rows = tokens < op.args.tokens ? tokens : op.args.tokens;
-    const uint most = TILE_MASK/mask_rows/unit*unit, cells = cells_of(wanted > precise ? wanted - precise : 1);
+    const uint most = TILE_MASK/mask_rows/unit*unit;
     plan.chunk_cells  = cells < most ? cells : most;
     plan.shared_bytes = device.shared_bytes;
     return true;
@@ -138,6 +137,7 @@ bool plan_decode(const kv_cuda_attention & op, const kv_cuda_device & device, kv
         if (op.parts > 0 && plan.chunk_cells > MOST_CHUNK_CELLS) {
             plan.chunk_cells = MOST_CHUNK_CELLS;
         }
+        plan.part_cells   = ::min(plan.chunk_cells, RECENT_WORDS);
         plan.shared_bytes = choice.shared_bytes;
     }
     plan.decode       = true;
@@ -159,7 +159,7 @@ cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, con
     if (bulk) {
         const uint block_rows = bulk_rows(rows), blocks = divided(rows, block_rows), query_rows = p.args.streams*blocks*p.args.kv_heads*block_rows;
         err = launch_write_and_queries(writes, p, { block_rows, blocks, query_rows, has_precise_queries(p.k_kind, p.columns) ? 2*query_rows : query_rows }, stream);
-        return err == cudaSuccess ? launch_early(kernel, dim3(blocks, chunks, p.args.streams), 32*p.args.kv_heads*plan.bulk.teams, plan.shared_bytes, stream, p) : err;
+        return err == cudaSuccess ? launch_early(kernel, dim3(blocks, p.args.streams, chunks), 32*p.args.kv_heads*plan.bulk.teams, plan.shared_bytes, stream, p) : err;
     }
     kernel<<<dim3(p.args.kv_heads*divided(rows, ROWS), chunks, p.args.streams), THREADS, plan.shared_bytes, stream>>>(p);
     return cudaGetLastError();

@@ -1,7 +1,8 @@
 // SET_ROWS, GET_ROWS and copies: what ../shaders/kv_rows.metal does, with the same headers.
 //
 // One launch writes the rows of several tensors, a row of blocks for each: K, V and their precise rows are small when a token is
-// decoded, and a launch costs more than they do. The queries of the attention that follows may come along, with warps of their own.
+// decoded, and a launch costs more than they do. The queries of the attention that follows may come along, with warps of their own, and
+// rows of blocks that make nothing else.
 // There are few blocks, so that those of the attention find room beside them.
 
 #include "launch.cuh"
@@ -16,6 +17,7 @@ constexpr uint MOST_WARPS = 2048;
 
 struct write_params {
     rows_params  op[KV_CUDA_WRITES];
+    uint         count;
     uint         row_warps; // of a block; those behind them make queries
     bulk_queries queries;
     attn_params  attention;
@@ -40,7 +42,7 @@ constexpr __host__ __device__ uint row_warps_of(write_of of) {
 template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_warps_of(OF)) kv_write(const KV_IN_PLACE write_params p) {
     extern __shared__ float memory[];
     __shared__ group_memory<OF == write_of::bands ? 3 : 1> own_memory;
-    prefetch_rotation(threadIdx.x % 32);
+    prefetch_tables(threadIdx.x % 32);
     wait_for_previous();
     if (threadIdx.x/32 >= p.row_warps) {
         if constexpr (SIZE != 0) {
@@ -51,6 +53,9 @@ template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_war
     }
     if (p.queries.all_rows == 0) {
         let_next_begin(); // else those who make queries say when
+    }
+    if (blockIdx.y >= p.count) {
+        return;
     }
     const rows_params & op = p.op[blockIdx.y];
     if constexpr (OF == write_of::rows || OF == write_of::srft) {
@@ -203,11 +208,15 @@ static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params
     const uint kernel_size = own_kernel ? size : 0;
     const auto kernel = of == write_of::rows ? write_kernel<write_of::rows>(kernel_size) : of == write_of::srft ? write_kernel<write_of::srft>(kernel_size) :
                         of == write_of::delta ? write_kernel<write_of::delta>(kernel_size) : write_kernel<write_of::bands>(kernel_size);
+    p.count = count;
     if (count == 0) {
         count  = 1;
         blocks = (queries.all_rows + warps - 1)/warps;
     } else {
         p.row_warps = warps;
+        // A warp for each query, where that takes few blocks.
+        const uint wanted = (queries.all_rows + blocks*warps - 1)/(blocks*warps);
+        count = ::max(count, ::min(wanted, (uint) KV_CUDA_WRITES));
     }
     if (attention) {
         p.attention = *attention;

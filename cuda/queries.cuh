@@ -99,9 +99,11 @@ template <uint D> struct query_part {
     }
 };
 
-// Brings what a rotation looks up near, by a warp that has nothing else to do yet.
-static __device__ __forceinline__ void prefetch_rotation(uint lane) {
+// Brings what a row's code looks up near, by a warp that has nothing else to do yet.
+static __device__ __forceinline__ void prefetch_tables(uint lane) {
 #ifdef __CUDA_ARCH__
+    const void * const small = lane == 0 ? (const void *) kv_search : lane == 1 ? kv_levels_5 : lane == 2 ? kv_levels_4 : kv_levels_3;
+    asm volatile("prefetch.global.L1 [%0];" :: "l"(small));
     if (lane*128 < sizeof(kv_roots_512)) {
         asm volatile("prefetch.global.L1 [%0];" :: "l"((const uint8_t *) kv_roots_512 + lane*128));
     }
@@ -114,14 +116,25 @@ static __device__ __forceinline__ void prefetch_rotation(uint lane) {
 // In place of the scale of a row that is not there yet; no scale is this.
 constexpr uint NO_QUERY = ~0u;
 
-// Does the launch behind write_queries look for each row, and not wait for the end? Where nothing else is written the end is soon.
-static __device__ __forceinline__ bool are_announced(const attn_params & p) {
-    return p.write_count != 0 && !KV_KIND_IS_DELTA(p.k_kind); // rows of delta take long, and longer beside those who read
-}
-
 // Are queries of the cache of another domain than those of its precise rows, if it has any? Then there are both.
 static __host__ __device__ __forceinline__ bool has_precise_queries(uint k_kind, bool has_precise_rows) {
     return KV_KIND_IS_BAND(k_kind) && has_precise_rows;
+}
+
+// Brings precise rows to the L2 before the launch behind this one reads most of the cache: behind that they would wait. A warp takes every n-th part.
+static __device__ __forceinline__ void prefetch_precise_rows(const attn_params & p, uint warp, uint warps, uint lane) {
+#ifdef __CUDA_ARCH__
+    constexpr uint LINE = 128, MOST_BYTES = 1 << 20;
+    const uint thread = warp*32 + lane, threads = warps*32;
+    for (uint i = 0; i < (p.columns ? 2*p.args.kv_streams : 0); ++i) {
+        const attn_part & part = p.part[i % 2];
+        const uint8_t * k = part.k + i/2*part.k_nb[2], * v = part.v + i/2*part.v_nb[2];
+        for (uint at = LINE*thread; at < ::min(part.count*(uint) part.k_nb[0], MOST_BYTES); at += LINE*threads) {
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(k + at));
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(v + at));
+        }
+    }
+#endif
 }
 
 // A warp makes every n-th row. The launch that reads them may begin when the scales of all rows say that these are not there yet.
@@ -137,7 +150,7 @@ template <uint D> __device__ __forceinline__ void write_queries(const attn_param
         const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
         query.load(p, token < args.tokens ? from : nullptr, is_as_it_is(n), lane);
     };
-    if (are_announced(p)) {
+    if (p.announced) {
         for (uint i = warp + lane*warps; i < of.all_rows; i += 32*warps) {
             *(volatile uint *) (p.query_scale + i) = NO_QUERY;
         }
@@ -151,14 +164,14 @@ template <uint D> __device__ __forceinline__ void write_queries(const attn_param
     }
     let_next_begin();
     for (uint i = warp; i < of.all_rows; i += warps) {
-        if (i != warp || !are_announced(p)) {
+        if (i != warp || !p.announced) {
             load(i);
         }
         const uint first = query.enter_domain(is_as_it_is(i), lane);
         signed char * to = p.query_planes + ((size_t) (i/of.block_rows)*2*of.block_rows + i % of.block_rows)*D;
         float scale = 0.0f;
         query.store_planes(first, lane, to, to + of.block_rows*D, &scale);
-        if (are_announced(p)) {
+        if (p.announced) {
             __syncwarp();
             if (lane == 0) {
                 __threadfence();
@@ -168,6 +181,7 @@ template <uint D> __device__ __forceinline__ void write_queries(const attn_param
             *(volatile float *) (p.query_scale + i) = scale;
         }
     }
+    prefetch_precise_rows(p, warp, warps, lane);
 }
 
 // Waits for rows of write_queries. By a warp.

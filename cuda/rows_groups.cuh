@@ -15,24 +15,34 @@ namespace {
 struct group_place {
     uint64_t group; // bytes from the beginning of the cache
     uint     cell;
+    uint     rows; // of the group
     bool     found;
 };
+
+// Rows of the group of this cell of a stream.
+__device__ __forceinline__ uint rows_of_group(const kv_rows_args & args, uint cell) {
+    return ::min((uint) KV_DELTA_CELLS, args.cells - cell/KV_DELTA_CELLS*KV_DELTA_CELLS);
+}
 
 __device__ __forceinline__ group_place group_of(const rows_params & p, uint size, uint unit) {
     const kv_rows_args & args = p.args;
     group_place res;
     if (p.index_bytes != 0 && args.rows[1]*args.rows[2] == 1 && args.cache_nb[0] == args.cell_step) {
         // as llama.cpp writes: row numbers are cells
-        const uint row = unit/args.heads, head = unit - row*args.heads;
+        const uint row = args.rows[0] == 1 ? 0 : unit/args.heads, head = unit - row*args.heads;
         const int64_t target = row_number(p.index + row*args.index_nb[0], p.index_bytes);
         res.found = target >= 0 && target < (int64_t) args.cache_rows[0];
-        res.cell  = ((uint) target + args.first_cell) % args.cells % KV_DELTA_CELLS;
+        const uint beyond = (uint) target + args.first_cell, cell = beyond < args.cells ? beyond : beyond % args.cells;
+        res.cell  = cell % KV_DELTA_CELLS;
+        res.rows  = rows_of_group(args, cell);
         res.group = (uint64_t) ((uint) target - res.cell)*args.cell_step + (uint64_t) head*kv_row_bytes(p.kind, size);
         return res;
     }
     const unit_place u = place_of(p, unit, size*args.value_step);
+    const uint cell = (uint) ((u.cache/args.cell_step + args.first_cell) % args.cells);
     res.found = u.found;
-    res.cell  = (uint) ((u.cache/args.cell_step + args.first_cell) % args.cells) % KV_DELTA_CELLS;
+    res.cell  = cell % KV_DELTA_CELLS;
+    res.rows  = rows_of_group(args, cell);
     res.group = u.cache - res.cell*args.cell_step;
     return res;
 }
@@ -50,6 +60,9 @@ struct group_writer {
     uint64_t  alone;
     uint      slots[2]; // the first slots of rows `lane` and `lane + 32`
 
+    __device__ __forceinline__ group_writer(const rows_params & p, const group_place & place, uint size) :
+        group(p.to + place.group), step(p.args.cell_step), rows(place.rows), share(kv_delta_share(p.kind, size)), at(-1), written(0), chained(0), alone(0) {}
+
     __device__ __forceinline__ bool is_written(uint t) const { return (written >> t & 1) != 0; }
     // Has row t a row before it that it is chained to?
     __device__ __forceinline__ bool is_chained(uint t) const { return t > 0 && (chained >> t & 1) != 0 && is_written(t - 1); }
@@ -59,6 +72,16 @@ struct group_writer {
 
     // The first slot of row t.
     __device__ __forceinline__ uint16_t * slot_of(uint t) const { return (uint16_t *) (group + t*step + share); }
+
+    // Asks for row n, if it is one of those before t.
+    __device__ __forceinline__ void prefetch(uint n, uint t) const {
+#ifdef __CUDA_ARCH__
+        if (n < t) {
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(group + n*step));
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(group + n*step + share));
+        }
+#endif
+    }
 
     // What rows are, from memory.
     __device__ __forceinline__ void look(uint lane) {
@@ -122,43 +145,54 @@ static __device__ void writer_go_to(group_writer & w, uint kind, uint size, uint
 // Of rows further back nothing is left in a deviation: RHO^48 is 4e-8.
 constexpr uint MOST_CHAINED = 48;
 
-// The deviation of row t, which is written, by all warps of the block: each takes a part of the rows that it is chained to. It is
-// the first warp's; the others leave theirs in `parts`, [warp - 1][SIZE]. `values_of` gives the lane's values of a row.
-template <uint SIZE, uint N, typename Values> __device__ __forceinline__ void chained_deviation(
-        const group_writer & w, uint t, const Values & values_of, const float (&m)[N], uint warp, uint lane, float * parts, float (&u)[N]) {
-    const uint64_t starts = ~(w.chained & w.written << 1) | 1; // rows that are not chained to one before
-    const uint start = 63 - __clzll((long long) (starts & (~0ull >> (63 - t))));
-    const uint first = ::max(start, t + 1 - ::min(t + 1, MOST_CHAINED)), share = (t + 1 - first + ROW_WARPS - 1)/ROW_WARPS;
-    const uint begin = ::min(first + warp*share, t + 1), end = ::min(begin + share, t + 1);
-    for (uint i = 0; i < N; ++i) {
-        u[i] = 0.0f;
+// The rows that the deviation of row t, which is written, comes from, in parts for as many warps.
+template <uint PARTS> struct chained_rows {
+    uint start, first, share, end;
+
+    __device__ __forceinline__ chained_rows(const group_writer & w, uint t) : end(t + 1) {
+        const uint64_t starts = ~(w.chained & w.written << 1) | 1; // rows that are not chained to one before
+        start = 63 - __clzll((long long) (starts & (~0ull >> (63 - t))));
+        first = ::max(start, end - ::min(end, MOST_CHAINED));
+        share = (end - first + PARTS - 1)/PARTS;
     }
+
+    __device__ __forceinline__ uint begin_of(uint part) const { return ::min(first + part*share, end); }
+
+    // What the rows of a part leave, to `parts`, [part][SIZE]. `values_of` gives the lane's values of a row.
+    template <uint SIZE, uint N, typename Values> __device__ __forceinline__ void sum_up(
+            const group_writer & w, const Values & values_of, const float (&m)[N], uint part, uint lane, float * parts) const {
+        float u[N] = {};
 #pragma unroll 4
-    for (uint row = begin; row < end; ++row) {
-        float d[N];
-        values_of(w.group + row*w.step, d);
-        const bool alone = row == start && w.is_alone(row);
-        for (uint i = 0; i < N; ++i) {
-            u[i] = fmaf(u[i], KV_DELTA_RHO, alone ? d[i] - m[i] : d[i]);
-        }
-    }
-    if (warp != 0) {
-        for (uint i = 0; i < N; ++i) {
-            parts[(warp - 1)*SIZE + lane*N + i] = u[i];
-        }
-    }
-    sync_warps<ROW_WARPS>();
-    for (uint other = 1; other < ROW_WARPS && warp == 0; ++other) {
-        const uint others = ::min(first + other*share, t + 1), rows = ::min(others + share, t + 1) - others;
-        float factor = 1.0f;
-        for (uint i = 0; i < rows; ++i) {
-            factor *= KV_DELTA_RHO;
+        for (uint row = begin_of(part); row < begin_of(part + 1); ++row) {
+            float d[N];
+            values_of(w.group + row*w.step, d);
+            const bool alone = row == start && w.is_alone(row);
+            for (uint i = 0; i < N; ++i) {
+                u[i] = fmaf(u[i], KV_DELTA_RHO, alone ? d[i] - m[i] : d[i]);
+            }
         }
         for (uint i = 0; i < N; ++i) {
-            u[i] = fmaf(u[i], factor, parts[(other - 1)*SIZE + lane*N + i]);
+            parts[part*SIZE + lane*N + i] = u[i];
         }
     }
-}
+
+    // The deviation, from all parts.
+    template <uint SIZE, uint N> __device__ __forceinline__ void join(const float * parts, uint lane, float (&u)[N]) const {
+        for (uint i = 0; i < N; ++i) {
+            u[i] = parts[lane*N + i];
+        }
+#pragma unroll 1
+        for (uint part = 1; part < PARTS; ++part) {
+            float factor = 1.0f;
+            for (uint row = begin_of(part); row < begin_of(part + 1); ++row) {
+                factor *= KV_DELTA_RHO;
+            }
+            for (uint i = 0; i < N; ++i) {
+                u[i] = fmaf(u[i], factor, parts[part*SIZE + lane*N + i]);
+            }
+        }
+    }
+};
 
 // The kind of row that leaves the least to code, of each kind the lane's part of the squares; `has_before`: may it be chained?
 __device__ __forceinline__ uint cheapest_kind(float alone, float restart, float chained, bool has_before) {
@@ -293,6 +327,28 @@ template <uint SIZE, bool BANDS, uint N> struct lane_codec {
     __device__ __forceinline__ lane_codec(uint kind, const float * levels, uint warp, uint lane) :
         band(BANDS ? kind : KV_KIND_BAND4, levels, lane), tries(BANDS ? band.band.bits : kv_code_bits(kind), tries_of(kind), warp*OWN_TRIES),
         unit(BANDS ? band.unit : kv_srft_unit(kv_code_bits(kind))), table(BANDS ? band.table_of(band.band.bits) : 0) {}
+
+    // The tables that codes are looked up in, by all warps. They have been filled when these have met.
+    template <uint TABLES> static __device__ __forceinline__ void fill_tables(uint kind, group_memory<TABLES> & memory) {
+        if constexpr (BANDS) {
+            for (int bits = (int) kv_band_at(kind, SIZE, 0).bits; bits > 0; bits -= 2) {
+                fill_nearest(bits, memory.levels + (1u << bits), memory.nearest[band_lane<SIZE, N>::table_of(bits)], 32*ROW_WARPS);
+            }
+        } else {
+            fill_nearest(kv_code_bits(kind), memory.levels, memory.nearest[0], 32*ROW_WARPS);
+        }
+    }
+
+    // With the values of rows: what the lane has of one.
+    template <typename With> __device__ __forceinline__ void with_values(uint kind, const float * levels, uint lane, const With & with) const {
+        if constexpr (BANDS) {
+            with([&](const uint8_t * row, float (&d)[N]) { band.values(row, d); });
+        } else if (kind == KV_KIND_DELTA4) {
+            with([&](const uint8_t * row, float (&d)[N]) { row_values<SIZE, 4>(row, levels, lane, d); });
+        } else {
+            with([&](const uint8_t * row, float (&d)[N]) { row_values<SIZE, 3>(row, levels, lane, d); });
+        }
+    }
 
     // Codes of a warp's share of some rows, a bit for each, to their bytes in the cache; `codes_of` gives those of row k, `row_of` its bytes.
     template <typename Codes, typename Row> static __device__ __forceinline__ void pack(uint kind, uint rows, uint warp, uint lane, const Codes & codes_of, const Row & row_of) {
@@ -450,20 +506,10 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
     constexpr uint N = SIZE == 64 ? 2 : SIZE == 128 ? 4 : 8;
     typedef lane_codec<SIZE ? SIZE : 256, BANDS, N> codec_of;
     const codec_of codec(IN_LANES || BANDS ? kind : KV_KIND_DELTA4, levels, warp, lane); // else nobody asks
-    if constexpr (IN_LANES && BANDS) {
-        for (int bits = (int) kv_band_at(kind, SIZE, 0).bits; bits > 0; bits -= 2) {
-            fill_nearest(bits, levels + (1u << bits), own_memory.nearest[codec.band.table_of(bits)], 32*ROW_WARPS);
-        }
-    } else if (IN_LANES) {
-        fill_nearest(kv_code_bits(kind), levels, own_memory.nearest[0], 32*ROW_WARPS);
+    if constexpr (IN_LANES) {
+        codec_of::fill_tables(kind, own_memory);
     }
-    group_writer w;
-    w.group = p.to + mine.group;
-    w.step  = p.args.cell_step;
-    w.at    = -1;
-    const uint64_t first_cell = mine.group/w.step + p.args.first_cell;
-    w.rows = ::min((uint) KV_DELTA_CELLS, p.args.cells - (uint) (first_cell % p.args.cells));
-    w.share = kv_delta_share(kind, size);
+    group_writer w(p, mine, size);
     w.look(lane);
     bool framed = w.is_framed();
     if (warp == 0) {
@@ -492,18 +538,11 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
     const uint before = mine.cell - 1;
     if constexpr (IN_LANES) {
         if (mine.cell > 0 && w.is_written(before)) {
-            if constexpr (BANDS) {
-                chained_deviation<SIZE>(w, before, [&](const uint8_t * row, float (&d)[N]) { codec.band.values(row, d); }, mr, warp, lane, u, ur);
-            } else if (kind == KV_KIND_DELTA4) {
-                chained_deviation<SIZE>(w, before, [&](const uint8_t * row, float (&d)[N]) { row_values<SIZE, 4>(row, levels, lane, d); }, mr, warp, lane, u, ur);
-            } else {
-                chained_deviation<SIZE>(w, before, [&](const uint8_t * row, float (&d)[N]) { row_values<SIZE, 3>(row, levels, lane, d); }, mr, warp, lane, u, ur);
-            }
-            if (warp == 0) {
-                to_memory(ur, spare);
-            }
+            const chained_rows<ROW_WARPS> chain(w, before);
+            codec.with_values(kind, levels, lane, [&](const auto & values_of) { chain.template sum_up<SIZE>(w, values_of, mr, warp, lane, keys); });
             sync_warps<ROW_WARPS>();
-            from_memory(spare, ur);
+            chain.template join<SIZE>(keys, lane, ur);
+            sync_warps<ROW_WARPS>(); // keys come where the parts were
             w.at = (int) before;
         }
     }
@@ -709,11 +748,94 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
     }
 }
 
+// The only row of the op that a head has, as when a token is decoded: the code above comes from memory each time then, and most of it is for
+// other cases. False, and nothing is written, where this is one of those: the first row of a group, or one before a row that is chained to it.
+template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ bool write_single_row(const rows_params & p, uint head, float * memory, group_memory<TABLES> & own_memory) {
+    constexpr uint N = SIZE/32, PARTS = ROW_WARPS - 1;
+    const uint kind = p.kind, warp = threadIdx.x/32, lane = threadIdx.x % 32;
+    const group_place mine = group_of(p, SIZE, head);
+    typedef lane_codec<SIZE, BANDS, N> codec_of;
+    kv_row_levels(kind, threadIdx.x, own_memory.levels);
+    sync_warps<ROW_WARPS>();
+    if (!mine.found) {
+        return true;
+    }
+    // All that is read is asked for: the key, the rows before it, and what the rows are.
+    group_writer w(p, mine, SIZE);
+    const uint t = mine.cell;
+    float * key = memory, * parts = memory + SIZE;
+    float x[N], m[N], u[N] = {};
+    if (warp == 0) {
+        for (uint i = 0; i < N; ++i) {
+            x[i] = kv_float_at(p.from + (head*SIZE + i*32 + lane)*p.args.value_step, p.float_kind);
+        }
+    } else {
+        w.prefetch(lane + 32*(warp - 1), t);
+    }
+    const uint slots = kv_delta_slots(SIZE);
+    for (uint i = 0; i < N; ++i) {
+        const uint row = (lane*N + i)/slots;
+        m[i] = row < w.rows ? kv_delta_value(w.slot_of(row)[(lane*N + i) % slots]) : 0.0f; // if there is an I-frame
+    }
+    w.look(lane);
+    const codec_of codec(kind, own_memory.levels, warp, lane);
+    codec_of::fill_tables(kind, own_memory);
+    if (!w.is_framed() || (t + 1 < w.rows && (w.chained >> (t + 1) & 1) != 0)) {
+        return false;
+    }
+    const bool has_before = t > 0 && w.is_written(t - 1);
+    const chained_rows<PARTS> chain(w, has_before ? t - 1 : 0);
+    if (warp == 0) {
+        bool has_values = false;
+        for (uint i = 0; i < N; ++i) {
+            has_values = has_values || (__float_as_uint(x[i]) & 0x7fffffffu) != 0;
+            key[i*32 + lane] = clean(x[i]);
+        }
+        const bool zero = simd_all(!has_values);
+        if (lane == 0) {
+            own_memory.zero[0] = zero;
+        }
+        __syncwarp();
+        if (!BANDS) {
+            kv_rotate_from(key, SIZE, KV_SIGNS_ROTATION, 1.0f, lane, key);
+        }
+    } else if (has_before) {
+        codec.with_values(kind, own_memory.levels, lane, [&](const auto & values_of) { chain.template sum_up<SIZE>(w, values_of, m, warp - 1, lane, parts); });
+    }
+    sync_warps<ROW_WARPS>();
+    // A key of zeros leaves an empty cell alone.
+    if (own_memory.zero[0] && !w.is_written(t)) {
+        return true;
+    }
+    if (has_before) {
+        chain.template join<SIZE>(parts, lane, u);
+    }
+    for (uint i = 0; i < N; ++i) {
+        x[i] = key[lane*N + i];
+    }
+    uint8_t * kept = (uint8_t *) key;
+    const uint row_kind = writer_encode_lanes<SIZE, BANDS>(codec, x, m, u, has_before, warp, lane, 0, own_memory, kept);
+    if (warp == 0) {
+        w.set_kind(t, row_kind, lane);
+        __syncwarp();
+        codec_of::pack(kind, 1, warp, lane, [&](uint) { return kept; }, [&](uint) { return w.group + t*w.step; });
+    }
+    return true;
+}
+
 // A block has rows of one head.
 template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void write_groups(const rows_params & p, float * memory, group_memory<TABLES> & own_memory) {
     const uint size = SIZE ? SIZE : p.size, lane = threadIdx.x % 32;
     const uint stride = group_stride(p.args, p.index_bytes), rows = p.args.units/stride, count = block_rows_of(p.args.units);
     const uint head = blockIdx.x % stride, first = blockIdx.x/stride*count;
+    if constexpr (SIZE != 0) {
+        if (rows == 1 && first == 0 && p.index_bytes != 0) { // other ops of the launch may have more blocks
+            if (write_single_row<SIZE, BANDS>(p, head, memory, own_memory)) {
+                return;
+            }
+            sync_warps<ROW_WARPS>(); // its tables are filled once more
+        }
+    }
     const uint row = ::min(first + lane, rows - 1);
     group_place mine = group_of(p, size, head + row*stride), before = {};
     if (row > 0) {
@@ -723,7 +845,7 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
     const bool begins = lane < count && first + lane < rows && mine.found && !(before.found && before.group == mine.group);
     for (uint left = __ballot_sync(KV_ALL_LANES, begins); left != 0; left &= left - 1) {
         const int from = __ffs(left) - 1;
-        const group_place place = { __shfl_sync(KV_ALL_LANES, mine.group, from), __shfl_sync(KV_ALL_LANES, mine.cell, from), true };
+        const group_place place = { __shfl_sync(KV_ALL_LANES, mine.group, from), __shfl_sync(KV_ALL_LANES, mine.cell, from), __shfl_sync(KV_ALL_LANES, mine.rows, from), true };
         write_group<SIZE, BANDS>(p, head, stride, first + from, place, memory, own_memory);
     }
 }

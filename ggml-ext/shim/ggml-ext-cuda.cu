@@ -73,7 +73,7 @@ static std::string refusal_on(int id, const ggml_tensor * op) {
     }
     const kv_cuda_attention attention = describe_attention(op);
     kv_cuda_plan plan;
-    const bool served = kv_cuda_plan_attention(attention, device, plan) || expanded_op(id, op, attention).supported;
+    const bool served = kv_cuda_plan_attention(attention, device, {}, plan) || expanded_op(id, op, attention).supported;
     return served ? "" : "rows too wide for the GPU's shared memory";
 }
 
@@ -95,7 +95,7 @@ static cudaError_t attend_expanded(ggml_backend_cuda_context & ctx, const kv_cud
 static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     const kv_cuda_attention attention = describe_attention(op);
     kv_cuda_plan plan;
-    const bool planned = kv_cuda_plan_attention(attention, device_of(ctx.device), plan);
+    const bool planned = kv_cuda_plan_attention(attention, device_of(ctx.device), {}, plan);
     kv_cuda_prompt prompt;
     if (!(planned && plan.together) && kv_cuda_plan_prompt(attention, device_of(ctx.device), prompt)) {
         ggml_cuda_pool_alloc<uint8_t> scratch(ctx.pool(), prompt.scratch_bytes);
@@ -183,7 +183,7 @@ int ggml_ext_cuda_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * grap
     if (found.writes.count > 0 && op && op->op == GGML_OP_FLASH_ATTN_EXT && ggml_ext_concerns(op) && (op->flags & GGML_TENSOR_FLAG_COMPUTE) != 0) {
         const kv_cuda_attention attention = describe_attention(op);
         kv_cuda_plan plan;
-        if (kv_cuda_plan_attention(attention, device_of(ctx.device), plan) && kv_cuda_writes_first(attention, plan, found.writes)) {
+        if (kv_cuda_plan_attention(attention, device_of(ctx.device), found.writes, plan) && kv_cuda_writes_first(attention, plan, found.writes)) {
             ggml_cuda_pool_alloc<uint8_t> scratch(ctx.pool(), plan.scratch_bytes);
             CUDA_CHECK(kv_cuda_attend(attention, plan, found.writes, scratch.get(), ctx.stream()));
             ++fused_launches;

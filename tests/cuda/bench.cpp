@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <memory>
 
 namespace {
 
@@ -21,7 +22,11 @@ struct Shape {
     int64_t cells;
     int     tokens, streams;
     int     slots = 0; // of a window of precise rows; a prompt then brings its own as well
+    bool    step = false; // what a layer does for a token: reads weights and writes rows as well
 };
+
+// Weights that a layer reads between two attentions, as in a model of 8B with 4 bits: the L2 holds nothing else then, not even code.
+constexpr int64_t WEIGHT_ROWS = 17090, WEIGHT_WIDTH = 4096;
 
 struct Context {
     ggml_context *        ctx;
@@ -84,11 +89,45 @@ double timed(ggml_backend_t backend, ggml_cgraph * graph, int nodes, int inner) 
     return ms[ms.size()/2];
 }
 
+// Reads weights; those of four layers in turns.
+class Weights {
+  public:
+    explicit Weights(ggml_context * ctx) : ctx_(ctx), x_(ggml_new_tensor_1d(ctx, GGML_TYPE_F32, WEIGHT_WIDTH)) {
+        for (ggml_tensor * & t : of_layers_) {
+            t = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, WEIGHT_WIDTH, WEIGHT_ROWS);
+        }
+    }
+
+    void read(ggml_cgraph * graph) {
+        ggml_tensor * y = ggml_mul_mat(ctx_, of_layers_[turn_++ % 4], x_);
+        ggml_set_output(y);
+        ggml_build_forward_expand(graph, y);
+    }
+
+  private:
+    ggml_context * ctx_;
+    ggml_tensor *  x_, * of_layers_[4];
+    int            turn_ = 0;
+};
+
+double reading_weights(ggml_backend_t backend) {
+    const int nodes = 16;
+    Context c(nodes + 16);
+    ggml_cgraph * graph = ggml_new_graph_custom(c.ctx, 2048, false);
+    Weights weights(c.ctx);
+    for (int i = 0; i < nodes; i++) {
+        weights.read(graph);
+    }
+    c.buffer = ggml_backend_alloc_ctx_tensors(c.ctx, backend);
+    ggml_backend_buffer_clear(c.buffer, 0);
+    return timed(backend, graph, nodes, 4);
+}
+
 double attention(ggml_backend_t backend, ggml_type type_k, ggml_type type_v, const Shape & s) {
     const int64_t width = (int64_t) s.d*s.kv_heads;
     const double bytes = (double) (ggml_row_size(type_k, width) + ggml_row_size(type_v, width))*s.cells*s.streams;
     const int nodes = (int) std::min<double>(MOST_NODES, std::max(s.tokens > 1 ? 2.0 : 4.0, std::ceil(APART/bytes)));
-    Context c(nodes*20 + 16);
+    Context c(nodes*26 + 24);
     ggml_cgraph * graph = ggml_new_graph_custom(c.ctx, 2048, false);
     ggml_tensor * q    = ggml_new_tensor_4d(c.ctx, GGML_TYPE_F32, s.d, s.tokens, s.heads, s.streams);
     ggml_tensor * mask = ggml_new_tensor_4d(c.ctx, GGML_TYPE_F16, s.cells, GGML_PAD(s.tokens, 64), 1, s.streams);
@@ -96,6 +135,14 @@ double attention(ggml_backend_t backend, ggml_type type_k, ggml_type type_v, con
     const ggml_type precise = type_for("srft8", s.d);
     ggml_tensor * cells = s.slots > 0 ? ggml_new_tensor_2d(c.ctx, GGML_TYPE_I64, s.slots + batch, s.streams) : nullptr;
     std::vector<ggml_tensor *> ks, vs, precise_rows;
+    std::unique_ptr<Weights> weights;
+    ggml_tensor * rows = nullptr, * last_cell = nullptr, * last_slot = nullptr;
+    if (s.step) {
+        weights   = std::make_unique<Weights>(c.ctx);
+        rows      = ggml_new_tensor_2d(c.ctx, GGML_TYPE_F32, width, 1);
+        last_cell = ggml_new_tensor_1d(c.ctx, GGML_TYPE_I64, 1);
+        last_slot = ggml_new_tensor_1d(c.ctx, GGML_TYPE_I64, 1);
+    }
     for (int i = 0; i < nodes; i++) {
         const auto side = [&](ggml_type type, int64_t n, std::vector<ggml_tensor *> & all) {
             ggml_tensor * t = ggml_new_tensor_3d(c.ctx, type, width, n, s.streams);
@@ -113,6 +160,15 @@ double attention(ggml_backend_t backend, ggml_type type_k, ggml_type type_v, con
         if (!ggml_backend_supports_op(backend, out)) {
             return NAN;
         }
+        if (s.step) {
+            weights->read(graph);
+            const auto write = [&](ggml_tensor * to, ggml_tensor * index) { ggml_build_forward_expand(graph, ggml_set_rows(c.ctx, to, rows, index)); };
+            write(ks.back(), last_cell);
+            write(vs.back(), last_cell);
+            for (int n = 0; n < 2 && cells; n++) {
+                write(precise_rows[precise_rows.size() - 2 + n], last_slot);
+            }
+        }
         ggml_build_forward_expand(graph, out);
     }
     c.buffer = ggml_backend_alloc_ctx_tensors(c.ctx, backend);
@@ -123,6 +179,11 @@ double attention(ggml_backend_t backend, ggml_type type_k, ggml_type type_v, con
     for (int i = 0; i < nodes; i++) {
         fill(ks[i], k_bytes);
         fill(vs[i], v_bytes);
+    }
+    if (s.step) {
+        set_floats(rows, keys_of_noise(5, width, 1));
+        set_indices(last_cell, { s.cells - 1 });
+        set_indices(last_slot, { (2*s.slots - 1 - 37) % std::max(s.slots, 1) });
     }
     if (cells) {
         // the last cells: the batch's own, and before them a ring
@@ -202,6 +263,10 @@ void bench(ggml_backend_t backend, const BenchOptions & options) {
     for (int64_t cells : options.cells) {
         rows.push_back({ "decode 32/8 x 128", { 128, 32, 8, cells, 1, 1 } });
     }
+    const double of_weights = reading_weights(backend);
+    for (int64_t cells : options.cells) {
+        rows.push_back({ "a layer's step between 140 MB of weights, 32/8 x 128", { 128, 32, 8, cells, 1, 1, 0, true } });
+    }
     rows.push_back({ "decode 9/3 x 64",   { 64,  9,  3, 131072, 1,   1 } });
     rows.push_back({ "decode 8/4 x 256",  { 256, 8,  4, 131072, 1,   1 } });
     rows.push_back({ "decode, 8 streams", { 128, 32, 8, 32768,  1,   8 } });
@@ -212,13 +277,13 @@ void bench(ggml_backend_t backend, const BenchOptions & options) {
         for (const std::string & pair : pairs) {
             const size_t slash = pair.find('/');
             const ggml_type k = type_for(pair.substr(0, slash), row.shape.d), v = type_for(pair.substr(slash + 1), row.shape.d);
-            const double ms = attention(backend, k, v, row.shape);
+            const double less = row.shape.step ? of_weights : 0.0, ms = attention(backend, k, v, row.shape) - less;
             of_f16 = pair == "f16/f16" ? ms : of_f16;
             printf("  %-14s %8.4f  x %.2f", pair.c_str(), ms, of_f16/ms);
             if (options.window > 0 && is_ours(k) && is_ours(v)) {
                 Shape with = row.shape;
                 with.slots = options.window;
-                const double recent = attention(backend, k, v, with);
+                const double recent = attention(backend, k, v, with) - less;
                 printf("  with a window of %d %8.4f, %.1f%% of the speed", options.window, recent, 100.0*ms/recent);
             }
             printf("\n");

@@ -58,6 +58,50 @@ void overwriting(const std::string & family, int d, int64_t n_rows, const RowsAf
     check_below(total_error(got, wanted), is_grouped(our) ? 1.5e-2 : 1e-2, "difference of overwritten rows from the CPU's");
 }
 
+// Keys that follow each other.
+std::vector<float> keys_in_a_row(Rng & rng, int64_t row_size, int64_t n) {
+    std::vector<float> x = rng.normals(row_size*n, 0.5f);
+    for (size_t i = 0; i < x.size(); i++) {
+        x[i] += 2.0f + (i >= (size_t) row_size ? 0.7f*(x[i - row_size] - 2.0f) : 0.0f);
+    }
+    return x;
+}
+
+// Rows one by one, as tokens are decoded: behind others, the first of a group, one of zeros, and one before a row that is there.
+void appending(const std::string & family, int d, const RowsAfter & on_device) {
+    if (!begin_case("appending " + family + " " + std::to_string(d))) {
+        return;
+    }
+    const ggml_type our = type_for(family, d);
+    const int64_t row_size = 2*d, n_cells = 80, n_first = 61;
+    Rng rng(seed_of(family) + 3*d);
+    const std::vector<float> keys = keys_in_a_row(rng, row_size, n_cells);
+    const auto key = [&](int64_t n) { return std::vector<float>(&keys[n*row_size], &keys[n*row_size] + row_size); };
+    std::vector<Write> writes = { { counting(0, n_first), std::vector<float>(keys.begin(), keys.begin() + n_first*row_size) } };
+    for (int64_t cell = n_first; cell < n_first + 6; cell++) {
+        writes.push_back({ { cell }, key(cell) });
+    }
+    writes.push_back({ { n_cells - 4 }, std::vector<float>(row_size, 0.0f) });
+    writes.push_back({ { n_cells - 2 }, key(n_cells - 2) });
+    writes.push_back({ { 55 }, key(55) });
+    std::vector<double> exact(row_size*n_cells, 0.0);
+    for (const Write & write : writes) {
+        for (size_t i = 0; i < write.rows.size(); i++) {
+            exact[write.cells[i/row_size]*row_size + i % row_size] = write.rows[i];
+        }
+    }
+    const std::vector<float> of_cpu = rows_after(our, row_size, n_cells, writes), got = on_device(our, row_size, n_cells, writes);
+    if (of_cpu.empty() || got.empty()) {
+        return;
+    }
+    const std::vector<double> wanted(of_cpu.begin(), of_cpu.end());
+    check_below(total_error(got, wanted), is_grouped(our) ? 1.5e-2 : 1e-2, "difference of appended rows from the CPU's");
+    check_below(total_error(got, exact), 1.02*total_error(of_cpu, exact), "loss of appended rows, by the CPU's");
+    for (int64_t cell : { n_cells - 5, n_cells - 4, n_cells - 3, n_cells - 1 }) {
+        check(std::all_of(&got[cell*row_size], &got[cell*row_size] + row_size, [](float x) { return x == 0.0f; }), "a cell that nobody has written reads as zeros");
+    }
+}
+
 // The same cells twice in one op, keys of zeros for cells that are written and for some that are not, and a cell behind one that is empty.
 void rewriting(const std::string & family, int d, bool by_many, const RowsAfter & on_device) {
     if (!begin_case("rewriting " + family + " " + std::to_string(d) + (by_many ? " by many" : ""))) {
@@ -76,14 +120,8 @@ void rewriting(const std::string & family, int d, bool by_many, const RowsAfter 
         }
     }
     Rng rng(seed_of(family) + 2*d);
-    const auto keys = [&](int64_t n) {
-        std::vector<float> x = rng.normals(row_size*n, 0.5f);
-        for (size_t i = 0; i < x.size(); i++) {
-            x[i] += 2.0f + (i >= (size_t) row_size ? 0.7f*(x[i - row_size] - 2.0f) : 0.0f);
-        }
-        return x;
-    };
-    std::vector<Write> writes = { { counting(0, n_first), keys(n_first) }, { again, keys((int64_t) again.size()) } };
+    std::vector<Write> writes = { { counting(0, n_first), keys_in_a_row(rng, row_size, n_first) } };
+    writes.push_back({ again, keys_in_a_row(rng, row_size, (int64_t) again.size()) });
     std::vector<double> exact(row_size*n_cells, 0.0);
     for (size_t i = 0; i < writes[1].rows.size(); i++) {
         writes[1].rows[i] = zeros[i/row_size] ? 0.0f : writes[1].rows[i];
@@ -114,6 +152,7 @@ void test_writes(const RowsAfter & on_device, const std::vector<int> & head_size
         for (int d : head_sizes) {
             overwriting(family, d, 40, on_device);
             overwriting(family, d, 20, on_device);
+            appending(family, d, on_device);
             if (is_grouped(type_for(family, d))) {
                 rewriting(family, d, false, on_device); // of other types any thread may be the last at a cell
                 rewriting(family, d, true, on_device);

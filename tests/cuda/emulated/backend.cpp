@@ -16,7 +16,6 @@ bool        has_early_launches() { return false; }
 size_t      bulk_query_rows(const kv_cuda_attention &) { return 0; }
 bool        plan_decode(const kv_cuda_attention &, const kv_cuda_device &, kv_cuda_split &) { return false; }
 cudaError_t launch_decode(const attn_params &, const kv_cuda_split &, const kv_cuda_writes &, cudaStream_t) { return cudaErrorNotSupported; }
-unsigned    part_chunk_cells(const kv_cuda_split &) { return 1; }
 
 }  // namespace kv
 
@@ -37,7 +36,7 @@ cudaError_t attend(ggml_tensor * op) {
         return kv_cuda_attend_prompt(attention, prompt, scratch_of(prompt.scratch_bytes).data(), nullptr);
     }
     kv_cuda_plan plan;
-    if (!kv_cuda_plan_attention(attention, DEVICE, plan)) {
+    if (!kv_cuda_plan_attention(attention, DEVICE, {}, plan)) {
         return cudaErrorNotSupported;
     }
     return kv_cuda_attend(attention, plan, {}, scratch_of(plan.scratch_bytes).data(), nullptr);
@@ -73,7 +72,7 @@ bool supports(ggml_backend_dev_t, const ggml_tensor * op) {
         return ggml_backend_supports_op(cpu(), op);
     }
     kv_cuda_plan plan;
-    return refusal(CUDA, op).empty() && (op->op != GGML_OP_FLASH_ATTN_EXT || kv_cuda_plan_attention(describe_attention(op), DEVICE, plan));
+    return refusal(CUDA, op).empty() && (op->op != GGML_OP_FLASH_ATTN_EXT || kv_cuda_plan_attention(describe_attention(op), DEVICE, {}, plan));
 }
 
 const char * name_of(ggml_backend_t) {

@@ -1,0 +1,118 @@
+// Attention of a few query rows over precise rows of recent cells, beside the blocks of decode_bulk.cuh.
+//
+// There are few of them, one of which has just been written, and the blocks get the multiprocessors that the launch before leaves last. So
+// what counts is the way from there to the sums: a warp takes 16 cells of a KV head, and all that it needs of them is asked for at once.
+#pragma once
+
+#include "decode_softmax.cuh"
+
+namespace kv {
+namespace {
+
+// Rows that were written by the launch before: not by the path for what never changes.
+struct written_bytes {
+    static constexpr bool ENDS = true;
+    template <typename T> static __device__ __forceinline__ T at(const uint8_t * from) {
+        return __ldcg((const T *) from);
+    }
+};
+
+template <uint D, uint QB> struct precise_memory {
+    static constexpr uint MOST_WARPS = 16;
+
+    float  softs[MOST_WARPS*4*QB][2];
+    float  slopes[MOST_WARPS*4*QB];
+    __half weights[MOST_WARPS][8][STEP + 8];
+    __align__(128) float sums[1]; // of the warps
+};
+
+// The block's chunk, of precise rows; warps are teams, as in decode_bulk.cuh.
+template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(const attn_params & p, uint8_t * raw) {
+#if __CUDA_ARCH__ >= 900
+    constexpr uint KIND = KV_KIND_SRFT8, ROWS = 4*QB;
+    typedef decode_keys_of<KIND, D, QB> keys_of;
+    typedef decode_values<KIND, D> values_of;
+    auto & m = *(precise_memory<D, QB> *) raw;
+    const kv_attn_args & args = p.args;
+    const uint chunk = blockIdx.z;
+    const attn_part & part = p.part[chunk < p.part[1].first_chunk ? 0 : 1];
+    const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
+    const block_place block(args, ROWS);
+    const uint heads = args.kv_heads, head = warp % heads, teams = p.bulk.teams, step = teams*STEP;
+    const uint end = min(part.count, (chunk - part.first_chunk + 1)*p.part_chunk_cells), last = part.count - 1;
+    uint first = (chunk - part.first_chunk)*p.part_chunk_cells + warp/heads*STEP;
+
+    if (lane < ROWS) {
+        m.slopes[warp*ROWS + lane] = slope_of(p, block.head_of(head, lane));
+    }
+    for (uint i = lane; i < sizeof(m.weights[0])/4; i += 32) {
+        ((uint *) m.weights[warp])[i] = 0;
+    }
+    __syncwarp();
+    typedef decode_sums<KIND, KIND, D, QB, 1> sums_of;
+    uint mask_at[2*QB];
+#pragma unroll
+    for (uint i = 0; i < 2*QB; ++i) {
+        mask_at[i] = mask_offset(p, block.token_of(sums_of::row_of(i, t)), block.stream);
+    }
+    const uint8_t * keys   = part.k + head*part.k_nb[1] + block.kv_stream*part.k_nb[2];
+    const uint8_t * values = part.v + head*part.v_nb[1] + block.kv_stream*part.v_nb[2];
+    const auto table = values_of::table_of([]() { return 0; });
+    const ::uint2 * const weights_from = (const ::uint2 *) &m.weights[warp][g][4*t];
+    typename keys_of::queries b;
+    sums_of sums;
+    bool waited = false;
+#pragma unroll 1
+    do {
+        // What the mask says of cells g and g + 8; it need not wait.
+        unsigned short masked[4*QB];
+#pragma unroll
+        for (uint n = 0; n < 2; ++n) {
+            const uint i = first + g + 8*n, cell = i < end ? cell_of(p.columns, p.columns_nb, part.first_column + i, block.kv_stream, args.cells) : ~0u;
+#pragma unroll
+            for (uint r = 0; r < 2*QB; ++r) {
+                masked[r/2*4 + 2*n + r % 2] = cell == ~0u ? HIDDEN_MASK : mask_bits(p, mask_at[r], cell);
+            }
+        }
+        if (!waited) {
+            waited = true;
+            wait_for_previous();
+            // Their own queries come last where they are not those of the cache.
+            const size_t query_row = (block.query_block(heads, has_precise_queries(p.k_kind, true)) + head)*ROWS;
+            keys_of::fill(b, (const signed char (*)[ROWS][D]) (p.query_planes + query_row*2*D), g, t);
+            sums.begin(p, p.query_scale + query_row, level_unit(KIND, D), t);
+        }
+        keys_of k;
+        values_of v;
+        k.template load<written_bytes>(keys, keys + keys_of::codes_at(t), (uint) part.k_nb[0], first, last, g);
+        v.template load<written_bytes>(values, values + values_of::codes_at(g), (uint) part.v_nb[0], first, last, t);
+        float parts[1][QB][4], s[1][QB][4], bias[QB][4];
+        k.join(t);
+        k.products(b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, parts[0]);
+        sums.join(parts, t, s[0]);
+#pragma unroll
+        for (uint i = 0; i < 4*QB; ++i) {
+            bias[i/4][i % 4] = bias_of(masked[i]);
+        }
+        sums.score(args, s[0], bias, m.slopes + warp*ROWS, t);
+        sums.meet(s, t);
+        sums.weigh(s[0], g, t, &m.weights[warp][0][0], STEP + 8);
+        __syncwarp();
+        v.join(g);
+        sums.count(*weights_from);
+        v.add(*weights_from, table, g, [&](uint i) { return v.scales_of(i); }, sums.acc);
+        __syncwarp(); // the next weights take the place of these
+        first += step;
+    } while (first < end);
+    let_next_begin();
+    store_teams<D, ROWS>(p, sums, block, chunk, teams, m.softs, m.sums, values_of::UNIT);
+#endif
+}
+
+// The same as a call, which looks for parameters in memory: the code for the cache is then as it is without precise rows.
+template <uint D, uint QB> __device__ __noinline__ void call_precise_block(const attn_params & p, uint8_t * raw) {
+    decode_precise_block<D, QB>(p, raw);
+}
+
+}  // namespace
+}  // namespace kv
