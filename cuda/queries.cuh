@@ -129,7 +129,8 @@ static __device__ __forceinline__ void prefetch_precise_rows(const attn_params &
     for (uint i = 0; i < (p.columns ? 2*p.args.kv_streams : 0); ++i) {
         const attn_part & part = p.part[i % 2];
         const uint8_t * k = part.k + i/2*part.k_nb[2], * v = part.v + i/2*part.v_nb[2];
-        for (uint at = LINE*thread; at < ::min(part.count*(uint) part.k_nb[0], MOST_BYTES); at += LINE*threads) {
+        const uint bytes = part.count*::min((uint) part.k_nb[0], (uint) part.v_nb[0]);
+        for (uint at = LINE*thread; at < ::min(bytes, MOST_BYTES); at += LINE*threads) {
             asm volatile("prefetch.global.L2 [%0];" :: "l"(k + at));
             asm volatile("prefetch.global.L2 [%0];" :: "l"(v + at));
         }
