@@ -12,6 +12,9 @@ constexpr uint WARPS = 4, THREADS = 32*WARPS, ROWS = 8, BLOCK = 64;
 constexpr uint RECENT_WORDS = WARPS*BLOCK, MOST_CHUNK_CELLS = 32*RECENT_WORDS;
 }  // namespace
 
+// Cells of one product.
+constexpr uint STEP = 16;
+
 // Cells of a tile that is copied as a whole, and what a chunk of those has at most: cells times rows of the mask.
 constexpr uint TILE = 32, TILE_MASK = 2048;
 

@@ -13,8 +13,6 @@ namespace {
 
 using namespace metal;
 
-constexpr uint STEP = 16; // cells of one product
-
 // A lane has query rows 2 (t % 2) and the next of each block of four, and of 16 cells g and g + 8. Of two times 16 cells lanes t < 2
 // have the first and the others the second; of 16 alone they have the same. Scores are in units of log 2.
 template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {

@@ -10,8 +10,8 @@ namespace kv {
 namespace {
 
 constexpr uint MOST_ROWS = 32;
-// Precise rows beside tiles: cells that a warp takes at a time, blocks of a part unless each would take more than so many steps.
-constexpr uint PRECISE_STEP = 16, MOST_PRECISE = 4, MOST_STEPS = 8;
+// Precise rows beside tiles: blocks of a part, unless each would take more than so many steps.
+constexpr uint MOST_PRECISE = 4, MOST_STEPS = 8;
 constexpr int  MOST_DEVICES = 64;
 
 uint divided(uint a, uint b) {
@@ -92,7 +92,7 @@ static bool plan_bulk(const kv_cuda_attention & op, const decode_choice & choice
     // when those that write them have ended.
     const uint heads_per_kv = op.args.heads/op.args.kv_heads, rows = heads_per_kv*op.args.tokens, block_rows = bulk_rows(rows);
     const uint others = divided(rows, block_rows)*op.args.streams, unit = is_delta(op.k_kind) ? 2*TILE : TILE;
-    const uint step = plan.bulk.teams*PRECISE_STEP, most_precise = ::max(::min(device.sms/others/16, MOST_PRECISE), 1u);
+    const uint step = plan.bulk.teams*STEP, most_precise = ::max(::min(device.sms/others/16, MOST_PRECISE), 1u);
     uint precise_cells = 0, precise = 0;
     for (uint i = 0; i < op.parts; ++i) {
         precise_cells = ::max(precise_cells, op.part[i].args.cells);

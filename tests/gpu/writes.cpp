@@ -67,6 +67,23 @@ std::vector<float> keys_in_a_row(Rng & rng, int64_t row_size, int64_t n) {
     return x;
 }
 
+// What a cache that loses nothing would hold.
+std::vector<double> exact_rows(int64_t row_size, int64_t n_cells, const std::vector<Write> & writes) {
+    std::vector<double> res(row_size*n_cells, 0.0);
+    for (const Write & write : writes) {
+        for (size_t i = 0; i < write.rows.size(); i++) {
+            res[write.cells[i/row_size]*row_size + i % row_size] = write.rows[i];
+        }
+    }
+    return res;
+}
+
+void check_empty(const std::vector<float> & rows, int64_t row_size, const std::vector<int64_t> & cells) {
+    for (int64_t cell : cells) {
+        check(std::all_of(&rows[cell*row_size], &rows[cell*row_size] + row_size, [](float x) { return x == 0.0f; }), "a cell that nobody has written reads as zeros");
+    }
+}
+
 // Rows one by one, as tokens are decoded: behind others, the first of a group, one of zeros, and one before a row that is there.
 void appending(const std::string & family, int d, const RowsAfter & on_device) {
     if (!begin_case("appending " + family + " " + std::to_string(d))) {
@@ -84,12 +101,7 @@ void appending(const std::string & family, int d, const RowsAfter & on_device) {
     writes.push_back({ { n_cells - 4 }, std::vector<float>(row_size, 0.0f) });
     writes.push_back({ { n_cells - 2 }, key(n_cells - 2) });
     writes.push_back({ { 55 }, key(55) });
-    std::vector<double> exact(row_size*n_cells, 0.0);
-    for (const Write & write : writes) {
-        for (size_t i = 0; i < write.rows.size(); i++) {
-            exact[write.cells[i/row_size]*row_size + i % row_size] = write.rows[i];
-        }
-    }
+    const std::vector<double> exact = exact_rows(row_size, n_cells, writes);
     const std::vector<float> of_cpu = rows_after(our, row_size, n_cells, writes), got = on_device(our, row_size, n_cells, writes);
     if (of_cpu.empty() || got.empty()) {
         return;
@@ -97,9 +109,7 @@ void appending(const std::string & family, int d, const RowsAfter & on_device) {
     const std::vector<double> wanted(of_cpu.begin(), of_cpu.end());
     check_below(total_error(got, wanted), is_grouped(our) ? 1.5e-2 : 1e-2, "difference of appended rows from the CPU's");
     check_below(total_error(got, exact), 1.02*total_error(of_cpu, exact), "loss of appended rows, by the CPU's");
-    for (int64_t cell : { n_cells - 5, n_cells - 4, n_cells - 3, n_cells - 1 }) {
-        check(std::all_of(&got[cell*row_size], &got[cell*row_size] + row_size, [](float x) { return x == 0.0f; }), "a cell that nobody has written reads as zeros");
-    }
+    check_empty(got, row_size, { n_cells - 5, n_cells - 4, n_cells - 3, n_cells - 1 });
 }
 
 // The same cells twice in one op, keys of zeros for cells that are written and for some that are not, and a cell behind one that is empty.
@@ -122,15 +132,10 @@ void rewriting(const std::string & family, int d, bool by_many, const RowsAfter 
     Rng rng(seed_of(family) + 2*d);
     std::vector<Write> writes = { { counting(0, n_first), keys_in_a_row(rng, row_size, n_first) } };
     writes.push_back({ again, keys_in_a_row(rng, row_size, (int64_t) again.size()) });
-    std::vector<double> exact(row_size*n_cells, 0.0);
     for (size_t i = 0; i < writes[1].rows.size(); i++) {
         writes[1].rows[i] = zeros[i/row_size] ? 0.0f : writes[1].rows[i];
     }
-    for (const Write & write : writes) {
-        for (size_t i = 0; i < write.rows.size(); i++) {
-            exact[write.cells[i/row_size]*row_size + i % row_size] = write.rows[i];
-        }
-    }
+    const std::vector<double> exact = exact_rows(row_size, n_cells, writes);
     const std::vector<float> of_cpu = rows_after(our, row_size, n_cells, writes), got = on_device(our, row_size, n_cells, writes);
     if (of_cpu.empty() || got.empty()) {
         return;
@@ -140,9 +145,7 @@ void rewriting(const std::string & family, int d, bool by_many, const RowsAfter 
     const std::vector<double> wanted(of_cpu.begin(), of_cpu.end());
     check_below(total_error(got, wanted), loss, "difference of rewritten rows from the CPU's, by what the CPU's lose");
     check_below(total_error(got, exact), 1.05*loss, "loss of rewritten rows, by the CPU's");
-    for (int64_t cell : { 50, 52, 63 }) {
-        check(std::all_of(&got[cell*row_size], &got[cell*row_size] + row_size, [](float x) { return x == 0.0f; }), "a cell that nobody has written reads as zeros");
-    }
+    check_empty(got, row_size, { 50, 52, 63 });
 }
 
 }  // namespace
