@@ -75,7 +75,8 @@ fn error_of_family(family: &'static Family) -> f32 {
     family.smallest().map_or(0.0, |c| c.format().score_error())
 }
 
-fn error_of(member: Member) -> f32 {
+/// Root mean square error of scores by a type, relative to what is coded; 0 of floats.
+pub fn error_of(member: Member) -> f32 {
     match member {
         Member::Native(p) if p.block == 1 => 0.0,
         Member::Native(p) => error_of_bits(p.bits_per_value() as u32),

@@ -3,7 +3,7 @@
 #![warn(rustdoc::broken_intra_doc_links)]
 
 use crate::error::Error;
-use crate::guard::{self, LayerWeights};
+use crate::guard::{self, LayerWeights, Resolved};
 use crate::kv_type::KvType;
 use crate::spec::{recent, Layer, Side};
 
@@ -42,7 +42,7 @@ impl LayerShape {
     }
 
     /// Does `swa=` of a spec mean it?
-    fn slides(&self) -> bool {
+    pub fn slides(&self) -> bool {
         self.window.is_some() && !self.keeps_all || self.tokens_per_cell > 1
     }
 }
@@ -88,6 +88,17 @@ impl ModelShape {
     /// Is V a part of K's rows? llama.cpp wants one type for both then.
     pub fn shares_rows(&self) -> bool {
         self.layers.iter().any(|layer| layer.kv_heads > 0 && layer.v_head_size == 0)
+    }
+
+    /// The type that a layer's tensor gets where `kind` is asked for, raised where the guard says so.
+    #[doc(hidden)]
+    pub fn resolve(&self, i: usize, layer: &LayerShape, side: Side, kind: KvType) -> Result<Resolved, Error> {
+        let at = |e: Error| Error::new(format!("layer {i}, {side}: {e}"));
+        let head_size = if side == Side::K { layer.k_head_size } else { layer.v_head_size };
+        let (n_layer, sliding) = (self.layers.len(), layer.slides());
+        kind.for_layer(i, n_layer, sliding).row_bytes_or_error(head_size).map_err(at)?;
+        let weights = self.weights.get(i).map(LayerWeights::borrow).unwrap_or_default();
+        guard::resolve(kind.id(), side, &Layer { index: i, n_layer, head_size, sliding }, &weights).map_err(Error::new)
     }
 
     /// The caches of the layers, and those beside them.
@@ -263,15 +274,10 @@ impl Count<'_> {
 
     /// The type of the layer's tensor, raised where the guard says so.
     fn resolve(&self, side: Side, kind: KvType, size: &mut CacheSize) -> Result<KvType, Error> {
-        let at = |e: Error| Error::new(format!("layer {}, {side}: {e}", self.i));
-        let head_size = if side == Side::K { self.layer.k_head_size } else { self.layer.v_head_size };
-        let (n_layer, sliding) = (self.model.layers.len(), self.layer.slides());
-        kind.for_layer(self.i, n_layer, sliding).row_bytes_or_error(head_size).map_err(at)?;
-        let layer = Layer { index: self.i, n_layer, head_size, sliding };
-        let weights = self.model.weights.get(self.i).map(LayerWeights::borrow).unwrap_or_default();
-        let resolved = guard::resolve(kind.id(), side, &layer, &weights).map_err(Error::new)?;
+        let resolved = self.model.resolve(self.i, self.layer, side, kind)?;
         size.raised.extend(resolved.raised);
-        KvType::from_id(resolved.id).ok_or_else(|| at(Error::new(format!("{kind} has no type for it"))))
+        let none = || Error::new(format!("layer {}, {side}: {kind} has no type for it", self.i));
+        KvType::from_id(resolved.id).ok_or_else(none)
     }
 
     /// Precise rows of recent cells: how many of a stream, and their types.

@@ -12,8 +12,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use crate::source::{self, Source};
 use crate::{
-    bench, build_tree, calibrate, compare, diverge, drift, needle, patch, plan, process, project_root, run, tasks,
-    types,
+    bench, build_tree, calibrate, compare, diverge, drift, layers, needle, patch, plan, process, project_root, run,
+    tasks, types,
 };
 
 const ENVIRONMENT: &str = "\
@@ -37,6 +37,8 @@ pub enum Verb {
     Compare(compare::Options),
     /// Learn the shape of a model's keys from a text, for specs with cal=FILE
     Calibrate(calibrate::Options),
+    /// Measure what each layer of a model loses, and find types by layer that lose least at the same size
+    Layers(layers::Options),
     /// Plan for a model: bytes of its caches by type, the context that fits a memory, the speed to expect
     Plan(plan::Options),
     /// Hide a number in a long text and check that every type finds it where f16 does
@@ -112,6 +114,7 @@ pub fn dispatch(verb: Verb) -> Result<ExitCode> {
         Verb::Plan(options) => plan::plan(&options)?,
         Verb::Bench(options) => bench::bench(&options)?,
         Verb::Calibrate(options) => calibrate::calibrate(&options)?,
+        Verb::Layers(options) => layers::layers(&options)?,
         Verb::Needle(options) => return needle::needle(&options),
         Verb::Tasks(options) => tasks::tasks(&options)?,
         Verb::Diverge(options) => diverge::diverge(&options)?,

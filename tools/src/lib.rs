@@ -16,6 +16,7 @@ pub mod diverge;
 pub mod drift;
 pub mod fetch;
 pub mod http;
+pub mod layers;
 pub mod model;
 pub mod needle;
 pub mod pair;
