@@ -98,7 +98,7 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
         }
     }
 
-    __device__ __forceinline__ void join(uint) {}
+    __device__ __forceinline__ void join() {}
 
     template <typename Planes> static __device__ __forceinline__ void fill(queries & q, const Planes & planes, uint g, uint t) {
         // So that they stay in registers.

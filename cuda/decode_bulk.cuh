@@ -440,7 +440,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 for (uint step = 0; step < TILE_STEPS; ++step) {
                     keys_of k;
                     k.template load<tile_bytes>(k_rows, k_rows + keys_of::codes_at(t), k_cell, step*STEP, TILE - 1, g);
-                    k.join(t);
+                    k.join();
                     const auto scales_at = [&](uint n) { return (const float *) (row_scales + key_scales_at<D, layout::PIECE>(step*STEP + 8*n + g)); };
                     float scales[2][D/32];
                     if (!keys_of::CHOOSES_SCALES) {
@@ -496,7 +496,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 for (uint step = 0; step < TILE_STEPS; ++step) {
                     values_of v;
                     v.template load<tile_bytes>(v_rows, v_rows + values_of::codes_at(g), v_cell, step*STEP, TILE - 1, t);
-                    v.join(g);
+                    v.join();
                     const auto scales_of = [&](uint j) { return *(const ::uint2 *) (row_scales + value_scales_at<layout::PIECE>(j) + 2*step*STEP + 8*t); };
                     const ::uint2 w = weights_from[step*STEP/4];
                     sums.count(w);

@@ -10,8 +10,7 @@
 //     others   32 values of one scale make one product. Four columns have the first plane of the queries, four the second.
 //
 // At head size 64 rows begin at even addresses, some of them in the middle of a word, and their codes two bytes behind. They are
-// loaded by the words that they lie in and put together when they are used: a lane has the word before its own from its
-// neighbour, and the first, which has the scales in it, for itself.
+// loaded by the words that they lie in and put together when they are used.
 #pragma once
 
 #include "decode.h"
@@ -64,19 +63,34 @@ struct tile_bytes {
     }
 };
 
-// The word at an address; if that is even, the one that it lies in.
-template <typename Bytes> __device__ __forceinline__ uint load_word(const uint8_t * from) {
-    return Bytes::template at<uint>(from - ((uintptr_t) from & 2));
-}
+// A row that begins at an even address, perhaps in the middle of a word: the words that it lies in, and by how much its codes, which begin
+// two bytes behind it, are shifted in those.
+struct even_row {
+    const uint8_t * words;
+    uint            shift;
 
-// Does an even address lie in the middle of a word?
-__device__ __forceinline__ bool is_odd(const uint8_t * at) {
-    return ((uintptr_t) at & 2) != 0;
-}
+    __device__ __forceinline__ explicit even_row(const uint8_t * row) : words(row - ((uintptr_t) row & 2)), shift(((uintptr_t) row & 2) != 0 ? 32 : 16) {}
 
-// A word of codes of a row: of one that begins in the middle of a word it is one, else half of it lies in the word before.
-__device__ __forceinline__ uint joined(uint before, uint word, bool odd) {
-    return odd ? word : __funnelshift_r(before, word, 16);
+    // The row so many bytes behind it, a multiple of four.
+    __device__ __forceinline__ even_row behind(uint bytes) const {
+        even_row res = *this;
+        res.words += bytes;
+        return res;
+    }
+
+    template <typename Bytes> __device__ __forceinline__ uint word(uint at) const {
+        return Bytes::template at<uint>(words + at);
+    }
+
+    // The two bytes of the row's scales, in the lower half of a word; the upper has others.
+    template <typename Bytes> __device__ __forceinline__ uint scales() const {
+        return word<Bytes>(0) >> (shift & 32)/2;
+    }
+};
+
+// A word of codes from the two that it lies in, or from the second alone.
+__device__ __forceinline__ uint joined(uint before, uint word, uint shift) {
+    return __funnelshift_rc(before, word, shift);
 }
 
 template <typename Bytes, uint ALIGN> __device__ __forceinline__ void load_two(uint (&words)[2], const uint8_t * from) {
@@ -93,7 +107,7 @@ template <typename Bytes, uint ALIGN> __device__ __forceinline__ void load_two(u
 // Scales of a row as they are stored: BYTES of them, in words.
 template <typename Bytes, uint BYTES, uint ALIGN> __device__ __forceinline__ void load_scales(uint (&scales)[(BYTES + 3)/4], const uint8_t * row) {
     if constexpr (BYTES == 2) {
-        scales[0] = load_word<Bytes>(row);
+        scales[0] = even_row(row).scales<Bytes>();
     } else if constexpr (ALIGN >= 8 && BYTES % 8 == 0) {
 #pragma unroll
         for (uint i = 0; i < BYTES/4; i += 2) {
@@ -171,9 +185,9 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     };
 
     uint scales[2][(SCALES + 3)/4];
-    uint codes[2][C][WORDS];
-    uint upper[2][C][2];
-    bool odd[2];
+    uint codes[2][C][WORDS + (JOINED ? 1 : 0)];
+    uint upper[2][C][JOINED ? 3 : 2];
+    uint shift[2];
 
     // Where the lane's codes of a row begin.
     static __device__ __forceinline__ uint codes_at(uint t) {
@@ -185,19 +199,16 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
 #pragma unroll
         for (uint n = 0; n < 2; ++n) {
             const uint at = (Bytes::ENDS ? min(cell + g + 8*n, last) : cell + g + 8*n)*step;
-            // Of a tile it is for `join` alone, which needs what lies before the codes.
-            load_scales<Bytes, SCALES, ALIGN>(scales[n], rows + at);
+            load_scales<Bytes, SCALES, ALIGN>(scales[n], rows + at); // of a tile nobody needs them
             if constexpr (JOINED) {
-                odd[n] = is_odd(rows + at);
-                // The later one of the two words that a word of codes lies in.
-                const uint8_t * later = codes_of + at + 2, * upper_at = rows + at + SCALES + 16 + 2;
+                const even_row row = Bytes::ENDS || n == 0 ? even_row(rows + at) : even_row(rows + (cell + g)*step).behind(8*step);
+                shift[n] = row.shift;
 #pragma unroll
-                for (uint i = 0; i < WORDS; ++i) {
-                    codes[n][0][i] = load_word<Bytes>(later + 4*i);
+                for (uint i = 0; i <= WORDS; ++i) {
+                    codes[n][0][i] = row.template word<Bytes>((uint) (codes_of - rows) - SCALES + 4*i);
                 }
-                if (BITS == 3) {
-                    upper[n][0][0] = load_word<Bytes>(upper_at);
-                    upper[n][0][1] = load_word<Bytes>(upper_at + 4);
+                for (uint i = 0; i < 3 && BITS == 3; ++i) {
+                    upper[n][0][i] = row.template word<Bytes>(16 + 4*i);
                 }
             } else {
 #pragma unroll
@@ -226,25 +237,15 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     }
 
     // What was loaded by the words that it lies in, before it is used.
-    __device__ __forceinline__ void join(uint t) {
-        if constexpr (JOINED) {
+    __device__ __forceinline__ void join() {
 #pragma unroll
-            for (uint n = 0; n < 2; ++n) {
-                uint (&words)[WORDS] = codes[n][0];
-                const uint other = __shfl_up_sync(KV_ALL_LANES, words[WORDS - 1], 1, 4);
-                uint before = t == 0 ? scales[n][0] : other;
-                if constexpr (BITS == 3) {
-                    const uint last = __shfl_sync(KV_ALL_LANES, words[0], 3, 4);
-                    upper[n][0][1] = joined(upper[n][0][0], upper[n][0][1], odd[n]);
-                    upper[n][0][0] = joined(last, upper[n][0][0], odd[n]);
-                }
+        for (uint n = 0; n < 2 && JOINED; ++n) {
 #pragma unroll
-                for (uint i = 0; i < WORDS; ++i) {
-                    const uint word = words[i];
-                    words[i] = joined(before, word, odd[n]);
-                    before = word;
-                }
-                scales[n][0] = odd[n] ? scales[n][0] >> 16 : scales[n][0];
+            for (uint i = 0; i < WORDS; ++i) {
+                codes[n][0][i] = joined(codes[n][0][i], codes[n][0][i + (JOINED ? 1 : 0)], shift[n]);
+            }
+            for (uint i = 0; i < 2 && BITS == 3; ++i) {
+                upper[n][0][i] = joined(upper[n][0][i], upper[n][0][i + (JOINED ? 1 : 0)], shift[n]);
             }
         }
     }

@@ -87,7 +87,7 @@ template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(
         k.template load<written_bytes>(keys, keys + keys_of::codes_at(t), (uint) part.k_nb[0], first, last, g);
         v.template load<written_bytes>(values, values + values_of::codes_at(g), (uint) part.v_nb[0], first, last, t);
         float parts[1][QB][4], s[1][QB][4], bias[QB][4];
-        k.join(t);
+        k.join();
         k.products(b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, parts[0]);
         sums.join(parts, t, s[0]);
 #pragma unroll
@@ -98,7 +98,7 @@ template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(
         sums.meet(s, t);
         sums.weigh(s[0], g, t, &m.weights[warp][0][0], STEP + 8);
         __syncwarp();
-        v.join(g);
+        v.join();
         sums.count(*weights_from);
         v.add(*weights_from, table, g, [&](uint i) { return v.scales_of(i); }, sums.acc);
         __syncwarp(); // the next weights take the place of these

@@ -211,7 +211,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             }
 
             float parts[1][QB][4], scores[1][QB][4], (&s)[QB][4] = scores[0];
-            k.join(t);
+            k.join();
             k.products(b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, parts[0]);
             sums.join(parts, t, s);
             if (DELTA) {
@@ -245,7 +245,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             sums.meet(scores, t);
             sums.weigh(s, g, t, &m.weights[warp][0][0], STEP + 8);
             __syncwarp();
-            v.join(g);
+            v.join();
             sums.count(*weights_from);
             v.add(*weights_from, table, g, [&](uint i) { return v.scales_of(i); }, sums.acc);
             // The next weights take the place of these.

@@ -69,9 +69,9 @@ template <uint KIND, uint D> struct decode_values {
     static constexpr uint  TABLE_BYTES = BITS == 4 ? 256*32*4 : 0; // [two codes][lane]: two halves
 
     uint scales[4][(SCALES + 3)/4];
-    uint codes[4][C][BITS == 8 ? 2 : 1];
+    uint codes[4][C][BITS == 8 || JOINED ? 2 : 1];
     uint upper[4][C][JOINED ? 3 : 2];
-    bool odd[4];
+    uint shift[4];
 
     // What levels are looked up in: `of_lane` of 4 bits; of 8 bits nobody asks.
     template <typename Table> static __device__ __forceinline__ auto table_of(const Table & of_lane) {
@@ -95,44 +95,47 @@ template <uint KIND, uint D> struct decode_values {
 #pragma unroll
         for (uint n = 0; n < 4; ++n) {
             const uint at = (Bytes::ENDS ? min(cell + t + 4*n, last) : cell + t + 4*n)*step;
-            load_scales<Bytes, SCALES, ALIGN>(scales[n], rows + at);
-            odd[n] = JOINED && is_odd(rows + at);
+            load_scales<Bytes, SCALES, ALIGN>(scales[n], rows + at); // of a tile nobody needs them
+            if constexpr (JOINED) {
+                const even_row row = Bytes::ENDS || n == 0 ? even_row(rows + at) : even_row(rows + (cell + t)*step).behind(4*n*step);
+                shift[n] = row.shift;
+                for (uint i = 0; i < 2 && BITS == 4; ++i) {
+                    codes[n][0][i] = row.template word<Bytes>((uint) (codes_of - rows) - SCALES + 4*i);
+                }
+                for (uint i = 0; i < 3 && BITS == 3; ++i) {
+                    upper[n][0][i] = row.template word<Bytes>(16 + 4*i);
+                }
+                if (BITS == 4) {
+                    continue;
+                }
+            }
 #pragma unroll
             for (uint c = 0; c < C; ++c) {
                 const uint8_t * from = codes_of + at + CHUNK*c;
                 if constexpr (BITS <= 3) {
                     codes[n][c][0] = Bytes::template at<unsigned short>(from);
-                    const uint8_t * upper_at = rows + at + SCALES + CHUNK*c + 16;
-                    if constexpr (BITS == 3 && JOINED) {
-                        for (uint i = 0; i < 3; ++i) {
-                            upper[n][c][i] = load_word<Bytes>(upper_at - 2 + 4*i);
-                        }
-                    } else if constexpr (BITS == 3) {
-                        load_two<Bytes, ALIGN>(upper[n][c], upper_at);
+                    if constexpr (BITS == 3 && !JOINED) {
+                        load_two<Bytes, ALIGN>(upper[n][c], rows + at + SCALES + CHUNK*c + 16);
                     }
                 } else if constexpr (BITS == 8) {
                     codes[n][c][0] = Bytes::template at<uint>(from);
                     codes[n][c][1] = Bytes::template at<uint>(from + 32);
                 } else {
-                    codes[n][c][0] = JOINED ? load_word<Bytes>(from + 2) : Bytes::template at<uint>(from);
+                    codes[n][c][0] = Bytes::template at<uint>(from);
                 }
             }
         }
     }
 
     // What was loaded by the words that it lies in, before it is used.
-    __device__ __forceinline__ void join(uint g) {
-        if constexpr (JOINED) {
+    __device__ __forceinline__ void join() {
 #pragma unroll
-            for (uint n = 0; n < 4; ++n) {
-                if constexpr (BITS == 4) {
-                    const uint other = __shfl_up_sync(KV_ALL_LANES, codes[n][0][0], 4);
-                    codes[n][0][0] = joined(g == 0 ? scales[n][0] : other, codes[n][0][0], odd[n]);
-                } else if constexpr (BITS == 3) {
-                    upper[n][0][0] = joined(upper[n][0][0], upper[n][0][1], odd[n]);
-                    upper[n][0][1] = joined(upper[n][0][1], upper[n][0][2], odd[n]);
-                }
-                scales[n][0] = odd[n] ? scales[n][0] >> 16 : scales[n][0];
+        for (uint n = 0; n < 4 && JOINED; ++n) {
+            if constexpr (BITS == 4) {
+                codes[n][0][0] = joined(codes[n][0][0], codes[n][0][JOINED ? 1 : 0], shift[n]);
+            }
+            for (uint i = 0; i < 2 && BITS == 3; ++i) {
+                upper[n][0][i] = joined(upper[n][0][i], upper[n][0][i + (JOINED ? 1 : 0)], shift[n]);
             }
         }
     }
