@@ -14,6 +14,8 @@ use crate::process;
 /// kernel on the CPU.
 pub const SMALL_BATCH: u32 = 32;
 
+const NINE_IN_TEN: &str = "90.0%   KLD:";
+
 /// The closing statistics of `--kl-divergence`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statistics {
@@ -29,6 +31,8 @@ pub struct Statistics {
 
 pub struct Measured {
     pub statistics: Statistics,
+    /// What one in ten tokens is beyond.
+    pub kld_90: Option<f64>,
     pub size: Option<CacheSize>,
 }
 
@@ -78,7 +82,7 @@ impl<'a> Perplexity<'a> {
         command.args(["--kl-divergence", "--cache-type-k", &pair.k, "--cache-type-v", &pair.v]).args(extra);
         let text = process::run_ok(&mut command)?.text();
         let statistics = parse_statistics(&text).ok_or_else(|| unreadable(&command, &text))?;
-        Ok(Measured { statistics, size: CacheSize::in_log(&text) })
+        Ok(Measured { statistics, kld_90: number_after(&text, NINE_IN_TEN), size: CacheSize::in_log(&text) })
     }
 }
 
@@ -142,6 +146,13 @@ Same top p: 90.157 ± 1.873 %
         assert_eq!(parse_statistics("nothing"), None);
         let broken = OUTPUT.replace("0.039321", "    -nan");
         assert!(parse_statistics(&broken).unwrap().kld.is_nan());
+    }
+
+    #[test]
+    fn what_one_token_in_ten_is_beyond() {
+        // Captured: SmolLM2-135M, calibrate/text.txt, -c 512 --chunks 4, band4,29=band2,recent=0 and srft4.
+        assert_eq!(number_after("90.0%   KLD:   0.034669", NINE_IN_TEN), Some(0.034669));
+        assert_eq!(number_after(OUTPUT, NINE_IN_TEN), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use anyhow::{bail, ensure, Context, Result};
 use ggml_ext::guard;
-use ggml_ext::spec::{self, calibration, Member, Side};
+use ggml_ext::spec::{self, Member, Side};
 use ggml_ext::KvType;
 
 /// Types of one kind, the smallest first.
@@ -11,17 +11,12 @@ pub struct Ladder {
     /// What their names begin with.
     pub kind: &'static str,
     pub types: &'static [&'static str],
-    /// All layers are measured by this one: fine enough that a loss follows the square of the error, coarse enough to be seen above
-    /// rounding.
-    pub probe: &'static str,
-    /// Layers that lose much are measured by this one too.
-    pub second_probe: &'static str,
 }
 
 const LADDERS: [Ladder; 3] = [
-    Ladder { kind: "band", types: &["band2", "band3", "band4", "delta8"], probe: "band3", second_probe: "band4" },
-    Ladder { kind: "delta", types: &["delta3", "delta4", "delta8"], probe: "delta3", second_probe: "delta4" },
-    Ladder { kind: "srft", types: &["srft2", "srft3", "srft4", "srft8"], probe: "srft3", second_probe: "srft4" },
+    Ladder { kind: "band", types: &["band2", "band3", "band4", "delta8"] },
+    Ladder { kind: "delta", types: &["delta3", "delta4", "delta8"] },
+    Ladder { kind: "srft", types: &["srft2", "srft3", "srft4", "srft8"] },
 ];
 
 impl Ladder {
@@ -29,16 +24,15 @@ impl Ladder {
         let serves = |ladder: &&Ladder| side == Side::K || ladder.kind == "srft";
         let found = LADDERS.iter().filter(serves).find(|l| name.starts_with(l.kind) && l.types.contains(&name));
         found.with_context(|| {
-            let mut types: Vec<&str> = LADDERS.iter().filter(serves).flat_map(|l| l.types).copied().collect();
-            types.dedup();
+            let own = |l: &'static Ladder| l.types.iter().copied().filter(|name| name.starts_with(l.kind));
+            let types: Vec<&str> = LADDERS.iter().filter(serves).flat_map(own).collect();
             format!("{name} has no finer and coarser types to choose from: {side} may be {}", types.join(", "))
         })
     }
 
-    /// What a layer loses by a type if that follows the square of the error, as a share of what it loses by the probe.
-    pub fn share(&self, name: &str) -> f64 {
-        let error = |name: &str| Member::by_name(name).map_or(1.0, |member| f64::from(guard::error_of(member)));
-        (error(name) / error(self.probe)).powi(2)
+    /// The mean squared error of a type, relative to what it codes.
+    pub fn squared_error(&self, name: &str) -> f64 {
+        Member::by_name(name).map_or(1.0, |member| f64::from(guard::error_of(member)).powi(2))
     }
 }
 
@@ -77,15 +71,9 @@ impl Half {
         Ok(format!("{}{guard}", self.ladder.types[rung]).parse()?)
     }
 
-    pub fn needs_calibration(&self) -> Result<bool> {
-        Ok(calibration::needs(self.kind(self.usual)?.id()))
-    }
-
-    /// A type in one layer of `layers`, and f16 in the others. Where the type gains by a calibration, f16 is not multiplied, since
-    /// it is not what the spec is of.
-    pub fn in_one_layer(probe: &str, layer: usize, layers: usize, calibration: Option<&str>) -> String {
-        let cal = calibration.map_or(String::new(), |file| format!(",cal={file}"));
-        format!("{probe},recent=0,0-{}=f16,{layer}={probe}{cal}", layers - 1)
+    /// The type that layers are measured by: the coarsest, which is seen best, or the next finer one where they have that.
+    pub fn probe(&self) -> usize {
+        usize::from(self.usual == 0)
     }
 
     /// The spec that has these layers at other types, numbers ascending; with as many recent cells, if that is said.
@@ -119,10 +107,8 @@ mod tests {
     #[test]
     fn a_ladder_has_fewer_errors_with_each_rung() {
         for ladder in &LADDERS {
-            let shares: Vec<f64> = ladder.types.iter().map(|name| ladder.share(name)).collect();
-            assert!(shares.windows(2).all(|pair| pair[0] > pair[1] && pair[1] > 0.0), "{}: {shares:?}", ladder.kind);
-            assert_eq!(ladder.share(ladder.probe), 1.0);
-            assert!(ladder.share(ladder.second_probe) < 1.0 && ladder.types.contains(&ladder.second_probe));
+            let errors: Vec<f64> = ladder.types.iter().map(|name| ladder.squared_error(name)).collect();
+            assert!(errors.windows(2).all(|pair| pair[0] > pair[1] && pair[1] > 0.0), "{}: {errors:?}", ladder.kind);
         }
     }
 
@@ -133,7 +119,7 @@ mod tests {
         assert_eq!(half.spec(&[], half.recent), "band4,recent=64,cal=a/b.gguf");
         let others = [(0, 1), (3, 1), (4, 1), (5, 3), (7, 3)];
         assert_eq!(half.spec(&others, Some(0)), "band4,0=band3,3-4=band3,5=delta8,7=delta8,recent=0,cal=a/b.gguf");
-        assert_eq!(Half::in_one_layer("band2", 2, 30, Some("c")), "band2,recent=0,0-29=f16,2=band2,cal=c");
+        assert_eq!((half.probe(), Half::parse("band2", Side::K).unwrap().probe()), (0, 1));
         let off = Half::parse("srft4,guard=off", Side::K).unwrap();
         assert_eq!(
             (off.spec(&[], None).as_str(), off.kind(1).unwrap().to_string().as_str()),

@@ -1,12 +1,11 @@
-//! What each layer loses: its K or V by a coarse type, all other keys exact and all other values in 8 bits.
+//! What each layer loses: its K or V by the coarsest type, all others as the pair has them.
 //!
-//! Any change of a layer makes the layers behind it round anew, and that alone moves a model: by V of 8 bits in the first layer
-//! as far as by V of 8 bits in all, which lose nothing else that could be measured. So all runs have these, and one of them without a
-//! coarse layer is the floor that the others are above. With f16 instead the floor would fall from layer to layer, and a
-//! coarse last layer, behind which little is rounded, would look worse than it is beside others.
+//! The pair itself is what these runs are compared with, and not f16. Any change of a layer makes the layers behind it round anew, which
+//! alone moves a model, and errors of many layers are less together than the sum of what each is alone. Beside
+//! f16 a harmless layer loses by that too: SmolLM2's V of layer 6 has a third of what layer 1 has by 2 bits, and beside band4/srft4 a
+//! sixth. K of layer 0 loses a little, and beside band4/srft4 nothing.
 //!
-//! Most layers lose in proportion to the squared error of a type. Some lose more by 4 bits than follows from 3 (SmolLM2's V of
-//! layer 1: twice as much), and it is those that 8 bits are for. So the layers that lose most are measured by two types.
+//! What counts is the KLD that one token in ten is beyond. The mean of a thousand tokens hangs on a few of them.
 
 use std::cell::Cell;
 use std::fs;
@@ -16,25 +15,37 @@ use anyhow::{ensure, Context, Result};
 use ggml_ext::spec::Side;
 use serde::{Deserialize, Serialize};
 
-use super::ladder::{Half, Ladder};
+use super::ladder::Half;
 use crate::compare::Perplexity;
 use crate::pair::Pair;
 use crate::progress::Bar;
 
-/// A loss that is a smaller share of the floor cannot be told from nothing.
-const LEAST: f64 = 0.05;
-const EXACT_K: &str = "f16,recent=0";
-const EXACT_V: &str = "srft8";
+/// A loss that is a smaller share of the pair's own divergence cannot be told from nothing.
+const LEAST: f64 = 0.03;
 
-/// Of the layers of a side, one in so many is measured by a second type.
-const SECOND: usize = 4;
+/// The KLD of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kld {
+    pub mean: f64,
+    /// What one token in ten is beyond.
+    pub p90: f64,
+}
 
-/// The KLD of one layer by one type.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The KLD with one layer by another type.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Probed {
     pub layer: usize,
-    pub by: String,
-    pub kld: f64,
+    pub kld: Kld,
+}
+
+/// One side, layer by layer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Probes {
+    /// The type of all layers but one.
+    pub usual: String,
+    /// The type of that one.
+    pub probe: String,
+    pub layers: Vec<Probed>,
 }
 
 /// What was measured of a model: the file of --json.
@@ -46,10 +57,10 @@ pub struct Losses {
     pub build: String,
     pub ctx: u32,
     pub chunks: u32,
-    pub k: Vec<Probed>,
-    pub v: Vec<Probed>,
-    /// The KLD without a coarse layer: rounding alone.
-    pub floor: f64,
+    /// Of the pair as it is.
+    pub kld: Kld,
+    pub k: Probes,
+    pub v: Probes,
 }
 
 impl Losses {
@@ -72,17 +83,18 @@ impl Losses {
             self.model
         );
         for half in halves {
-            let (probe, side) = (half.ladder.probe, half.side);
+            let Probes { usual, probe, .. } = self.side(half.side);
             ensure!(
-                self.side(side).iter().any(|p| p.by == probe),
-                "these losses have no {side} by {probe}, which {} needs: measure without --from",
+                [usual, probe].iter().all(|name| half.ladder.types.contains(&name.as_str())),
+                "these losses are of {usual} and {probe} as {}, which say nothing of {}: measure without --from",
+                half.side,
                 half.ladder.types[half.usual],
             );
         }
         Ok(())
     }
 
-    fn side(&self, side: Side) -> &[Probed] {
+    pub fn side(&self, side: Side) -> &Probes {
         if side == Side::K {
             &self.k
         } else {
@@ -90,84 +102,52 @@ impl Losses {
         }
     }
 
-    /// What a layer lost by a type, however little; None where that was not measured.
-    pub fn measured(&self, side: Side, layer: usize, by: &str) -> Option<f64> {
-        let probed = self.side(side).iter().find(|p| p.layer == layer && p.by == by);
-        probed.map(|p| (p.kld - self.floor).max(self.least()))
+    /// How far the probe moved a layer for the worse, or a finer one for the better; None where that was not measured.
+    pub fn measured(&self, half: &Half, layer: usize) -> Option<f64> {
+        let Probes { usual, probe, layers } = self.side(half.side);
+        let is_coarser = half.ladder.squared_error(probe) > half.ladder.squared_error(usual);
+        let sign = if is_coarser { 1.0 } else { -1.0 };
+        layers.iter().find(|p| p.layer == layer).map(|p| sign * (p.kld.p90 - self.kld.p90))
     }
 
-    /// What cannot be told from nothing.
-    fn least(&self) -> f64 {
-        LEAST * self.floor
-    }
-
-    /// What a layer loses by a type, measured or by its error; None where nothing was measured.
+    /// What a layer loses by a type, in proportion to its squared error; None where nothing was measured.
     pub fn of(&self, half: &Half, layer: usize, name: &str) -> Option<f64> {
-        let Ladder { probe, second_probe, .. } = *half.ladder;
-        let first = self.measured(half.side, layer, probe)?;
-        let by_error = |name: &str| first * half.ladder.share(name);
-        let second = self.measured(half.side, layer, second_probe).filter(|_| name == second_probe);
-        Some(match second {
-            Some(second) if second > by_error(name) + self.least() => second,
-            _ => by_error(name),
-        })
+        let error = |name: &str| half.ladder.squared_error(name);
+        let Probes { usual, probe, .. } = self.side(half.side);
+        let measured = self.measured(half, layer)?.max(LEAST * self.kld.p90);
+        Some(measured / (error(probe) - error(usual)).abs() * error(name))
     }
 }
 
-/// What is run: the layers of each side, of `layers` in all.
-pub struct Probes<'a> {
-    pub halves: [&'a Half; 2],
-    pub k: Vec<usize>,
-    pub v: Vec<usize>,
-    pub layers: usize,
-    pub calibration: Option<String>,
-}
-
-impl Probes<'_> {
-    /// The floor is one of them, the base one more.
-    pub fn runs(&self) -> u64 {
-        let of_side = |layers: &[usize]| layers.len() + layers.len().div_ceil(SECOND);
-        (1 + of_side(&self.k) + of_side(&self.v)) as u64
-    }
-
-    /// The KLDs of K and of V, and the floor.
-    pub fn run(&self, run: &Perplexity, bar: &Bar) -> Result<(Vec<Probed>, Vec<Probed>, f64)> {
-        let step = Cell::new(1);
-        let kld = |name: &str, k: &str, v: &str| -> Result<f64> {
-            bar.begin(step.replace(step.get() + 1), name);
-            let kld = run.measure(&Pair { k: k.into(), v: v.into() })?.statistics.kld;
-            ensure!(kld.is_finite(), "{name}: the divergence is no number");
-            Ok(kld)
-        };
-        let of_layer = |side: Side, layer: usize, by: &str| -> Result<Probed> {
-            let name = format!("layer {layer}, {side} by {by}");
-            let kld = match side {
-                Side::K => {
-                    kld(&name, &Half::in_one_layer(by, layer, self.layers, self.calibration.as_deref()), EXACT_V)?
-                }
-                Side::V => kld(&name, EXACT_K, &format!("{EXACT_V},{layer}={by}"))?,
-            };
-            Ok(Probed { layer, by: by.into(), kld })
-        };
-        let of_side = |half: &Half, layers: &[usize]| -> Result<Vec<Probed>> {
-            let first = layers.iter().map(|&layer| of_layer(half.side, layer, half.ladder.probe));
-            let mut all = first.collect::<Result<Vec<_>>>()?;
-            for layer in worst(&all) {
-                all.push(of_layer(half.side, layer, half.ladder.second_probe)?);
-            }
-            Ok(all)
-        };
-        let floor = kld("rounding", EXACT_K, EXACT_V)?;
-        let [half_k, half_v] = self.halves;
-        Ok((of_side(half_k, &self.k)?, of_side(half_v, &self.v)?, floor))
-    }
-}
-
-/// The layers that lose most.
-fn worst(probed: &[Probed]) -> Vec<usize> {
-    let mut sorted: Vec<&Probed> = probed.iter().collect();
-    sorted.sort_by(|a, b| b.kld.total_cmp(&a.kld));
-    sorted.iter().take(probed.len().div_ceil(SECOND)).map(|p| p.layer).collect()
+/// Measures layers of K and of V; the KLD of the pair as it is comes first.
+pub fn measure(
+    run: &Perplexity,
+    bar: &Bar,
+    halves: [&Half; 2],
+    layers: [&[usize]; 2],
+) -> Result<(Kld, Probes, Probes)> {
+    let step = Cell::new(1);
+    let kld = |name: &str, k: &[(usize, usize)], v: &[(usize, usize)]| -> Result<Kld> {
+        bar.begin(step.replace(step.get() + 1), name);
+        let pair = Pair { k: halves[0].spec(k, Some(0)), v: halves[1].spec(v, None) };
+        let measured = run.measure(&pair)?;
+        let (mean, p90) = (measured.statistics.kld, measured.kld_90.unwrap_or(f64::NAN));
+        ensure!(mean.is_finite() && p90.is_finite(), "{name}: the divergence is no number");
+        Ok(Kld { mean, p90 })
+    };
+    let side = |half: &Half, layers: &[usize]| -> Result<Probes> {
+        let [usual, probe] = [half.usual, half.probe()].map(|rung| half.ladder.types[rung].to_string());
+        let probed = layers.iter().map(|&layer| {
+            let name = format!("layer {layer}, {} by {probe}", half.side);
+            let other = [(layer, half.probe())];
+            let kld = if half.side == Side::K { kld(&name, &other, &[]) } else { kld(&name, &[], &other) }?;
+            Ok(Probed { layer, kld })
+        });
+        let layers = probed.collect::<Result<Vec<_>>>()?;
+        Ok(Probes { usual, probe, layers })
+    };
+    let uniform = kld("the pair as it is", &[], &[])?;
+    Ok((uniform, side(halves[0], layers[0])?, side(halves[1], layers[1])?))
 }
 
 #[cfg(test)]
@@ -175,10 +155,12 @@ pub mod tests {
     use super::*;
     use crate::cache::Scratch;
 
-    /// By three bits.
+    /// Of a pair with a KLD of 0.01, by what one token in ten is beyond.
     pub fn losses(k: &[f64], v: &[f64]) -> Losses {
-        let probed = |klds: &[f64], by: &str| {
-            klds.iter().enumerate().map(|(layer, &kld)| Probed { layer, by: by.into(), kld }).collect::<Vec<_>>()
+        let probes = |klds: &[f64], usual: &str, probe: &str| {
+            let layers =
+                klds.iter().enumerate().map(|(layer, &p90)| Probed { layer, kld: Kld { mean: 0.0, p90 } }).collect();
+            Probes { usual: usual.into(), probe: probe.into(), layers }
         };
         Losses {
             model: "m.gguf".into(),
@@ -187,9 +169,9 @@ pub mod tests {
             build: "b".into(),
             ctx: 512,
             chunks: 1,
-            k: probed(k, "band3"),
-            v: probed(v, "srft3"),
-            floor: 0.004,
+            kld: Kld { mean: 0.0, p90: 0.01 },
+            k: probes(k, "band4", "band2"),
+            v: probes(v, "srft4", "srft2"),
         }
     }
 
@@ -198,29 +180,20 @@ pub mod tests {
     }
 
     #[test]
-    fn a_loss_is_above_the_floor_and_follows_the_error() {
-        let (k, v) = (half("band4"), half("srft4"));
-        let mut of = losses(&[0.0045, 0.014, 0.0], &[0.014; 5]);
-        let close = |got: Option<f64>, wanted: f64| assert!((got.unwrap() - wanted).abs() < 1e-8, "{got:?} {wanted}");
-        close(of.of(&k, 0, "band3"), 0.0005);
-        close(of.of(&k, 1, "band3"), 0.010);
-        close(of.of(&k, 2, "band3"), 0.0002);
-        assert_eq!(of.of(&k, 3, "band3"), None);
-        close(of.of(&v, 4, "srft4"), 0.010 * 0.075 * 0.075 / (0.155 * 0.155));
-        // Measured, and more than that or not.
-        of.v.push(Probed { layer: 4, by: "srft4".into(), kld: 0.010 });
-        of.v.push(Probed { layer: 3, by: "srft4".into(), kld: 0.0041 });
-        close(of.of(&v, 4, "srft4"), 0.006);
-        assert_eq!(of.of(&v, 3, "srft4"), of.of(&v, 2, "srft4"));
-        assert_eq!(of.of(&v, 4, "srft8"), of.of(&v, 3, "srft8"));
-    }
-
-    #[test]
-    fn the_worst_are_measured_twice() {
-        let of = losses(&[0.1, 0.4, 0.2, 0.3, 0.0], &[0.1]);
-        assert_eq!(worst(&of.k), [1, 3]);
-        assert_eq!(worst(&of.v), [0]);
-        assert_eq!(worst(&[]), [0; 0]);
+    fn a_loss_follows_the_squared_error() {
+        let v = half("srft3");
+        let mut of = losses(&[], &[0.02, 0.0101, 0.005]);
+        let (two, four) = (v.ladder.squared_error("srft2"), v.ladder.squared_error("srft4"));
+        let close = |got: Option<f64>, wanted: f64| assert!((got.unwrap() - wanted).abs() < 1e-9, "{got:?} {wanted}");
+        close(of.of(&v, 0, "srft4"), 0.01 * four / (two - four));
+        close(of.of(&v, 0, "srft2").zip(of.of(&v, 0, "srft4")).map(|(a, b)| a - b), 0.01);
+        // As little as the one cannot be told from a gain.
+        assert_eq!(of.of(&v, 1, "srft2"), of.of(&v, 2, "srft2"));
+        close(of.of(&v, 1, "srft2").zip(of.of(&v, 1, "srft4")).map(|(a, b)| a - b), 0.0003);
+        assert_eq!(of.of(&v, 3, "srft2"), None);
+        // A finer probe takes the loss away.
+        (of.v.usual, of.v.probe) = ("srft2".into(), "srft4".into());
+        close(of.of(&v, 2, "srft2").zip(of.of(&v, 2, "srft4")).map(|(a, b)| a - b), 0.005);
     }
 
     #[test]
@@ -233,7 +206,7 @@ pub mod tests {
         let v = half("srft3");
         of.check("1234", [&half("band3"), &v]).unwrap();
         let e = of.check("1234", [&half("delta4"), &v]).unwrap_err().to_string();
-        assert!(e.contains("no K by delta3") && e.contains("delta4 needs"), "{e}");
+        assert!(e.contains("of band4 and band2 as K") && e.contains("nothing of delta4"), "{e}");
         assert!(of.check("1235", [&half("band3"), &v]).unwrap_err().to_string().contains("another model"));
         fs::write(&file, "{}").unwrap();
         assert!(Losses::read(&file).unwrap_err().to_string().contains("--json"));

@@ -23,7 +23,7 @@ use crate::{build_tree, cache, calibrate, cpu, digest, model, plan};
 
 use choose::{Choice, Part};
 use ladder::Half;
-use losses::{Losses, Probes};
+use losses::{Kld, Losses, Probes};
 
 #[derive(Clone, Debug, clap::Args)]
 #[group(skip)]
@@ -76,7 +76,7 @@ pub fn layers(options: &Options) -> Result<()> {
     let path = model::model_or_default(options.model.as_deref())?;
     let model = plan::Model::open(&path)?;
     asked.check(&model)?;
-    let file = asked.calibration(&path)?;
+    asked.check_calibration(&path)?;
     let model_sha = digest::file(&path)?;
     let known = options.from.as_deref().map(Losses::read).transpose()?;
     if let Some(known) = &known {
@@ -92,12 +92,10 @@ pub fn layers(options: &Options) -> Result<()> {
     let losses = match known {
         Some(known) => known,
         None => {
-            let (k, v) = asked.to_measure(&model.shape)?;
-            let probes = Probes { halves: asked.halves(), k, v, layers: model.shape.layers.len(), calibration: file };
-            let (k, v, floor) = measure(&setup, &probes, scratch.path())?;
+            let (kld, k, v) = measure(&setup, &asked, &model.shape, scratch.path())?;
             let build = digest::programs(&setup.bin, "perplexity")?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            Losses { model: name, model_sha, text: text_name, build, ctx, chunks, k, v, floor }
+            Losses { model: name, model_sha, text: text_name, build, ctx, chunks, kld, k, v }
         }
     };
     if let Some(path) = &options.json {
@@ -125,13 +123,14 @@ fn text(given: Option<&Path>, scratch: &Path) -> Result<(PathBuf, String)> {
     Ok((path, "the text of cargo kv calibrate".into()))
 }
 
-fn measure(setup: &Setup, probes: &Probes, scratch: &Path) -> Result<(Vec<losses::Probed>, Vec<losses::Probed>, f64)> {
+fn measure(setup: &Setup, asked: &Asked, shape: &ModelShape, scratch: &Path) -> Result<(Kld, Probes, Probes)> {
+    let (k, v) = asked.to_measure(shape)?;
     let base = scratch.join("logits");
     let run = Perplexity::new(setup, &base);
-    let bar = Bar::new(1 + probes.runs(), "layers");
+    let bar = Bar::new((2 + k.len() + v.len()) as u64, "layers");
     bar.begin(0, "f16 logits");
     run.write_base()?;
-    let measured = probes.run(&run, &bar)?;
+    let measured = losses::measure(&run, &bar, asked.halves(), [&k, &v])?;
     cache::remove(&base)?;
     Ok(measured)
 }
@@ -156,32 +155,21 @@ impl Asked {
         Ok(())
     }
 
-    /// The file that K is calibrated by.
-    fn calibration(&self, model: &Path) -> Result<Option<String>> {
-        if let Some(named) = &self.k.calibration {
-            ensure!(
-                Path::new(named).is_file(),
-                "no calibration at {named}: make one by `cargo kv calibrate -m {} -o {named}`",
-                model.display()
-            );
-            return Ok(Some(named.clone()));
-        }
-        if !self.k.needs_calibration()? {
-            return Ok(None);
-        }
-        let (file, name) = (calibration::beside(model), self.k.ladder.types[self.k.usual]);
+    /// Is there the file that K is calibrated by?
+    fn check_calibration(&self, model: &Path) -> Result<()> {
+        let name = self.k.ladder.types[self.k.usual];
+        let file = match &self.k.calibration {
+            Some(named) => PathBuf::from(named),
+            None if calibration::needs(self.k.kind(self.k.usual)?.id()) => calibration::beside(model),
+            None => return Ok(()),
+        };
         ensure!(
             file.is_file(),
             "{name} needs a calibration, and there is none at {}: make one by `cargo kv calibrate -m {}`, or name one, {name},cal=FILE",
             file.display(),
             model.display()
         );
-        let file = file.display().to_string();
-        ensure!(
-            !file.contains(','),
-            "{file} has a comma in its name, which ends it in a spec: give another by {name},cal=FILE"
-        );
-        Ok(Some(file))
+        Ok(())
     }
 
     /// The same types in all layers.
@@ -274,29 +262,28 @@ impl Planned {
 
     /// What each layer loses, and what it gets.
     fn as_text(&self, asked: &Asked, losses: &Losses) -> String {
-        let names =
-            asked.halves().map(|h| [h.ladder.probe, h.ladder.second_probe].map(|by| format!("{} by {by}", h.side)));
-        let [[k, k_second], [v, v_second]] = &names;
-        let mut table = Table::new(&["layer", k, k_second, "gets", v, v_second, "gets"], 0);
-        let mut layers: Vec<usize> = losses.k.iter().chain(&losses.v).map(|p| p.layer).collect();
+        let [k, v] = [&losses.k, &losses.v].map(|p| &p.probe);
+        let (k, v) = (format!("K by {k}"), format!("V by {v}"));
+        let mut table = Table::new(&["layer", &k, "gets", &v, "gets"], 0);
+        let mut layers: Vec<usize> = losses.k.layers.iter().chain(&losses.v.layers).map(|p| p.layer).collect();
         layers.sort_unstable();
         layers.dedup();
         for layer in layers {
             let mut row = vec![layer.to_string()];
             for (half, others) in asked.halves().into_iter().zip([&self.k, &self.v]) {
-                for by in [half.ladder.probe, half.ladder.second_probe] {
-                    let loss = losses.measured(half.side, layer, by);
-                    row.push(loss.map_or(String::new(), |loss| format!("{loss:.5}")));
-                }
+                row.push(losses.measured(half, layer).map_or(String::new(), |loss| format!("{loss:.5}")));
                 let rung = others.iter().find(|o| o.0 == layer).map(|o| half.ladder.types[o.1]);
                 row.push(rung.unwrap_or("").into());
             }
             table.row(row);
         }
-        let Losses { model, text, ctx, chunks, floor, .. } = losses;
+        let Losses { model, text, ctx, chunks, kld, .. } = losses;
         format!(
-            "{table}\nmodel {model}, {text}, {ctx} x {chunks}: KLD above {floor:.5}, which is rounding\nexpected of all layers: {:.5} as they are, {:.5} by this plan\n",
-            self.loss_before, self.loss
+            "{table}\nmodel {model}, {text}, {ctx} x {chunks}: the KLD that one token in ten is beyond, above the {:.5} of {}/{}\nexpected of this plan: {:+.5}\n",
+            kld.p90,
+            losses.k.usual,
+            losses.v.usual,
+            self.loss - self.loss_before
         )
     }
 }
@@ -396,8 +383,8 @@ mod tests {
     #[test]
     fn a_plan_is_as_large_as_the_pair_and_keeps_its_options() {
         let shape = ModelShape::uniform(10, 3, 64);
-        let mut klds = [0.006; 10];
-        (klds[1], klds[7]) = (0.3, 0.0041);
+        let mut klds = [0.014; 10];
+        (klds[1], klds[7]) = (0.9, 0.009);
         let losses = losses(&klds, &klds);
         let asked = asked("band4,cal=c.gguf", "srft4,recent=32");
         let planned = asked.plan(&shape, &losses, 0.0).unwrap();
@@ -409,9 +396,9 @@ mod tests {
         assert!(plain.k.contains("recent=0") && !plain.v.contains("recent"), "{} {}", plain.k, plain.v);
         assert!(bytes(&shape, &plain) <= bytes(&shape, &asked.uniform(Some(0))));
         let text = planned.as_text(&asked, &losses);
-        assert!(text.contains("K by band3") && text.contains("delta8"), "{text}");
+        assert!(text.contains("K by band2") && text.contains("delta8"), "{text}");
         assert!(asked
-            .plan(&shape, &super::losses::tests::losses(&[0.006; 10], &[0.006; 10]), 0.0)
+            .plan(&shape, &super::losses::tests::losses(&[0.014; 10], &[0.014; 10]), 0.0)
             .unwrap()
             .is_uniform());
     }
@@ -422,7 +409,7 @@ mod tests {
         local.window = Some(512);
         let shape = ModelShape::from_layers([local, LayerShape::new(1, 256)].repeat(5));
         // All that is precious is in layers without a window.
-        let klds: Vec<f64> = (0..10).map(|i| if i % 2 == 0 { 0.0045 } else { 0.01 * f64::from(i) }).collect();
+        let klds: Vec<f64> = (0..10).map(|i| if i % 2 == 0 { 0.014 } else { 0.01 + 0.01 * f64::from(i * i) }).collect();
         let asked = asked("band3,recent=0", "srft3");
         let planned = asked.plan(&shape, &losses(&klds, &klds), 0.0).unwrap();
         assert!(!planned.is_uniform());
