@@ -105,13 +105,10 @@ template <uint KIND, uint D> struct decode_values {
                 for (uint i = 0; i < 3 && BITS == 3; ++i) {
                     upper[n][0][i] = row.template word<Bytes>(16 + 4*i);
                 }
-                if (BITS == 4) {
-                    continue;
-                }
             }
 #pragma unroll
             for (uint c = 0; c < C; ++c) {
-                const uint8_t * from = codes_of + at + CHUNK*c;
+                [[maybe_unused]] const uint8_t * from = codes_of + at + CHUNK*c;
                 if constexpr (BITS <= 3) {
                     codes[n][c][0] = Bytes::template at<unsigned short>(from);
                     if constexpr (BITS == 3 && !JOINED) {
@@ -120,7 +117,7 @@ template <uint KIND, uint D> struct decode_values {
                 } else if constexpr (BITS == 8) {
                     codes[n][c][0] = Bytes::template at<uint>(from);
                     codes[n][c][1] = Bytes::template at<uint>(from + 32);
-                } else {
+                } else if constexpr (!JOINED) {
                     codes[n][c][0] = Bytes::template at<uint>(from);
                 }
             }
