@@ -345,15 +345,20 @@ impl Proof {
         }
         let pair = planned.pair(asked, None);
         let specs = format!("    --cache-type-k {} --cache-type-v {}\n", pair.k, pair.v);
-        let percent = 100.0 * (1.0 - self.plain[1].kld / self.plain[0].kld);
-        let ctx = self.ctx;
+        let less = |[before, after]: &[Run; 2]| {
+            let percent = 100.0 * (1.0 - after.kld / before.kld);
+            format!("{:.0}% {}", percent.abs(), if percent < 0.0 { "more" } else { "less" })
+        };
+        let mut gain = format!("{} divergence at {} tokens without recent cells", less(&self.plain), self.ctx);
+        if let Some(recent) = &self.recent {
+            gain += &format!(", {} with them", less(recent));
+        }
+        let noise = format!("{:.0}% may be chance", 100.0 * NOISE);
         match self.is_better() {
-            true => format!("{table}\n{percent:.0}% less divergence at {ctx} tokens:\n\n{specs}"),
-            false => format!(
-                "{table}\nThat is no more than noise ({percent:.0}% less at {ctx} tokens, {:.0}% may be chance): keep {}. The plan was\n\n{specs}",
-                100.0 * NOISE,
-                asked.uniform(None).name()
-            ),
+            true => format!("{table}\n{gain} ({noise}):\n\n{specs}"),
+            false => {
+                format!("{table}\n{gain}, where {noise}: keep {}. The plan was\n\n{specs}", asked.uniform(None).name())
+            }
         }
     }
 }
@@ -439,6 +444,9 @@ mod tests {
         proof.plain[1].kld = 0.0127;
         proof.recent = Some([run(0.0051), run(0.0060)]);
         assert!(!proof.is_better());
+        assert!(proof
+            .as_text(&asked, &planned)
+            .contains("8% less divergence at 2048 tokens without recent cells, 18% more with them"));
     }
 
     #[test]
