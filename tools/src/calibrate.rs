@@ -40,18 +40,7 @@ pub fn calibrate(options: &Options) -> Result<()> {
     let model = model::model_or_default(options.model.as_deref())?;
     let output = options.output.clone().unwrap_or_else(|| calibration::beside(&model));
     let scratch = cache::Scratch::new()?;
-    let (text, name) = match &options.text {
-        Some(path) => {
-            let path = model::text_or_default(Some(path))?;
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            (path, name)
-        }
-        None => {
-            let path = scratch.path().join("text.txt");
-            fs::write(&path, TEXT)?;
-            (path, "the text of cargo kv calibrate".into())
-        }
-    };
+    let (text, name) = text(options.text.as_deref(), scratch.path())?;
     let bin = build_tree::build(&options.build, &[PROGRAM.into()])?;
     let mut command = Command::new(bin.join(PROGRAM));
     command.arg("--model").arg(&model).arg("--text").arg(&text).args(["--text-name", &name]).arg("--out").arg(&output);
@@ -61,6 +50,18 @@ pub fn calibrate(options: &Options) -> Result<()> {
     println!("{}: {done}", output.display());
     println!("use it: --cache-type-k TYPE,cal={}", shown(&output));
     Ok(())
+}
+
+/// A text and what it is called: the one given, or ours, which is written to `scratch`.
+pub fn text(given: Option<&Path>, scratch: &Path) -> Result<(PathBuf, String)> {
+    if let Some(path) = given {
+        let path = model::text_or_default(Some(path))?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        return Ok((path, name));
+    }
+    let path = scratch.join("text.txt");
+    fs::write(&path, TEXT)?;
+    Ok((path, "the text of cargo kv calibrate".into()))
 }
 
 /// A spec ends a file's name at a comma.

@@ -83,7 +83,7 @@ pub fn layers(options: &Options) -> Result<()> {
         known.check(&model_sha, asked.halves())?;
     }
     let scratch = cache::Scratch::new()?;
-    let (text, text_name) = text(options.text.as_deref(), scratch.path())?;
+    let (text, text_name) = calibrate::text(options.text.as_deref(), scratch.path())?;
     let bin = build_tree::build(&options.build, &["llama-perplexity".into()])?;
     let threads = options.threads.unwrap_or_else(cpu::cores);
     let Options { ctx, chunks, .. } = *options;
@@ -112,19 +112,8 @@ pub fn layers(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn text(given: Option<&Path>, scratch: &Path) -> Result<(PathBuf, String)> {
-    if let Some(path) = given {
-        let path = model::text_or_default(Some(path))?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        return Ok((path, name));
-    }
-    let path = scratch.join("text.txt");
-    fs::write(&path, calibrate::TEXT)?;
-    Ok((path, "the text of cargo kv calibrate".into()))
-}
-
 fn measure(setup: &Setup, asked: &Asked, shape: &ModelShape, scratch: &Path) -> Result<(Kld, Probes, Probes)> {
-    let (k, v) = asked.to_measure(shape)?;
+    let [k, v] = asked.to_measure(shape)?;
     let base = scratch.join("logits");
     let run = Perplexity::new(setup, &base);
     let bar = Bar::new((2 + k.len() + v.len()) as u64, "layers");
@@ -174,14 +163,11 @@ impl Asked {
 
     /// The same types in all layers.
     fn uniform(&self, recent: Option<u32>) -> Pair {
-        Pair {
-            k: self.k.spec(&[], recent.or(self.k.recent)),
-            v: self.v.spec(&[], if recent.is_some() { None } else { self.v.recent }),
-        }
+        Planned::default().pair(self, recent)
     }
 
     /// The layers whose K and V are measured: those that the guard raises have the type they need.
-    fn to_measure(&self, shape: &ModelShape) -> Result<(Vec<usize>, Vec<usize>)> {
+    fn to_measure(&self, shape: &ModelShape) -> Result<[Vec<usize>; 2]> {
         let free = |half: &Half| -> Result<Vec<usize>> {
             let mut layers = Vec::new();
             for (i, layer) in shape.layers.iter().enumerate().filter(|(_, layer)| layer.kv_heads > 0) {
@@ -191,16 +177,15 @@ impl Asked {
             }
             Ok(layers)
         };
-        Ok((free(&self.k)?, free(&self.v)?))
+        Ok([free(&self.k)?, free(&self.v)?])
     }
 
     /// The types by layer that lose least.
     fn plan(&self, shape: &ModelShape, losses: &Losses, growth: f64) -> Result<Planned> {
         let mut parts = Vec::new();
         let mut places = Vec::new();
-        for half in self.halves() {
-            let (k, v) = self.to_measure(shape)?;
-            for i in if half.side == Side::K { k } else { v } {
+        for (half, layers) in self.halves().into_iter().zip(self.to_measure(shape)?) {
+            for i in layers {
                 let layer = &shape.layers[i];
                 let rungs = rungs(half, shape, i, layer)?;
                 let usual = rungs.iter().position(|r| r.0 == half.usual).context("the guard leaves it alone")?;
