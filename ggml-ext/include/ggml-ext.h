@@ -406,6 +406,16 @@ bool ggml_ext_mul_mat(const struct ggml_ext_tensor *k,
 // Is there ggml_ext_multiply for matrices of this size?
 bool ggml_ext_multiplies(int64_t size);
 
+// Does each of nth threads find in its share of ggml_ext_multiply all heads that its share of ggml_ext_set_rows writes? Then there is
+// no need to wait between the two.
+// Safety: The pointers are NULL or descriptions.
+bool ggml_ext_heads_stay(const struct ggml_ext_tensor *m,
+                         const struct ggml_ext_tensor *x,
+                         const struct ggml_ext_tensor *product,
+                         const struct ggml_ext_tensor *cache,
+                         const struct ggml_ext_tensor *rows,
+                         int nth);
+
 // MUL_MAT of f16 matrices and f32 rows, dst[i, j] = m_row(i) . x_row(j), as calibrated keys and queries are multiplied: a
 // square matrix for each of some heads.
 // Safety: The pointers are NULL or descriptions of memory that is there.
@@ -534,6 +544,7 @@ bool ggml_ext_state_recode(int32_t id,
     X(ggml_ext_mul_mat_supports) \
     X(ggml_ext_mul_mat) \
     X(ggml_ext_multiplies) \
+    X(ggml_ext_heads_stay) \
     X(ggml_ext_multiply) \
     X(ggml_ext_state_header) \
     X(ggml_ext_state_header_rest) \

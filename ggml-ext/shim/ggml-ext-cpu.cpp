@@ -12,6 +12,7 @@
 #include "ggml-impl.h"
 #include "traits.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -233,6 +234,91 @@ bool compute(const ggml_compute_params * params, const ggml_tensor * op) {
     }
 }
 
+void compute_or_say(const ggml_compute_params * params, const ggml_tensor * op) {
+    if (!compute(params, op)) {
+        GGML_LOG_ERROR("ggml-ext: %s failed for %s (%s)\n", ggml_op_name(op->op), op->name, ggml_type_name(op->type));
+    }
+}
+
+// An op of which each thread does its share and is done: nothing in it waits, and it needs no work data.
+bool waits_for_nobody(const ggml_tensor * op) {
+    return is_product(op) || (op->op == GGML_OP_SET_ROWS && ggml_ext_is_ours(op->type) && op->src[0] && op->src[1]);
+}
+
+struct memory {
+    const char * begin = nullptr, * end = nullptr;
+
+    memory() = default;
+    explicit memory(const ggml_tensor * t) : begin((const char *) t->data), end(begin + ggml_nbytes(t)) {}
+
+    bool meets(const memory & other) const { return begin > end || other.begin > other.end || (begin < other.end && other.begin < end); }
+};
+
+// What such an op writes and reads.
+struct footprint {
+    const ggml_tensor * op = nullptr;
+    memory              writes, reads[2];
+
+    footprint() = default;
+    explicit footprint(const ggml_tensor * op) : op(op), writes(op), reads{ memory(op->src[0]), memory(op->src[1]) } {}
+
+    // Must all threads be done with this op before one begins the other?
+    bool before(const footprint & other, int n_threads) const {
+        const bool reused = other.writes.meets(writes) || other.writes.meets(reads[0]) || other.writes.meets(reads[1]);
+        return reused || writes.meets(other.reads[1]) || (writes.meets(other.reads[0]) && !heads_stay(other.op, n_threads));
+    }
+
+  private:
+    bool heads_stay(const ggml_tensor * written, int n_threads) const {
+        if (!is_product(op) || written->op != GGML_OP_SET_ROWS) {
+            return false;
+        }
+        const ggml_ext_tensor m = describe(op->src[0]), x = describe(op->src[1]), product = describe(op), cache = describe(written), rows = describe(written->src[0]);
+        return ggml_ext_heads_stay(&m, &x, &product, &cache, &rows, n_threads);
+    }
+};
+
+// Asks for the matrices of a product that a thread takes while one token is decoded: weights have driven them out of all caches since the
+// token before.
+void prefetch_matrices(const ggml_tensor * product, const ggml_compute_params * params) {
+#if defined(__GNUC__)
+    const ggml_tensor * m = product->src[0];
+    const auto prefetch = [&](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; i += 64) {
+            __builtin_prefetch((const char *) m->data + i);
+        }
+    };
+    if (ggml_nrows(product->src[1]) != m->ne[2]) {
+        const size_t bytes = ggml_nbytes(m);
+        prefetch(bytes*params->ith/params->nth, bytes*(params->ith + 1)/params->nth);
+        return;
+    }
+    // one row for each: whole matrices, mostly
+    for (int64_t i = params->ith; i < m->ne[2]; i += params->nth) {
+        prefetch(m->nb[2]*i, m->nb[2]*(i + 1));
+    }
+#else
+    GGML_UNUSED(product);
+    GGML_UNUSED(params);
+#endif
+}
+
+// The product that is computed next, where nothing but small ops comes before it: what follows the last of the weights that a layer
+// multiplies its input by.
+const ggml_tensor * next_product(const ggml_cgraph * graph, int node) {
+    constexpr int FAR = 12;
+    for (int i = node + 1; i < graph->n_nodes && i <= node + FAR; i++) {
+        const ggml_tensor * op = graph->nodes[i];
+        if (is_product(op)) {
+            return op;
+        }
+        if (op->op == GGML_OP_MUL_MAT || op->op == GGML_OP_MUL_MAT_ID || waits_for_nobody(op)) {
+            break;
+        }
+    }
+    return nullptr;
+}
+
 class ext_traits : public ggml::cpu::tensor_traits {
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
         size = 0;
@@ -244,9 +330,7 @@ class ext_traits : public ggml::cpu::tensor_traits {
     }
 
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        if (!compute(params, op)) {
-            GGML_LOG_ERROR("ggml-ext: %s failed for %s (%s)\n", ggml_op_name(op->op), op->name, ggml_type_name(op->type));
-        }
+        compute_or_say(params, op);
         return true;
     }
 };
@@ -295,6 +379,44 @@ ggml_backend_buffer_type_t ggml_ext_cpu_buffer_type(void) {
         return res;
     }();
     return &buft;
+}
+
+int ggml_ext_cpu_fuse(const ggml_cgraph * graph, int first, const ggml_compute_params * params) {
+    constexpr int MOST = 8;
+    footprint     of[MOST];
+    int           n = 0, last = first;
+
+    if (graph->nodes[first]->op == GGML_OP_MUL_MAT && !is_product(graph->nodes[first])) {
+        if (const ggml_tensor * product = next_product(graph, first)) {
+            prefetch_matrices(product, params);
+        }
+        return 0;
+    }
+    for (int i = first; i < graph->n_nodes && n < MOST; i++) {
+        const ggml_tensor * op = graph->nodes[i];
+        if (ggml_op_is_empty(op->op) || !(op->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+            continue;
+        }
+        if (!waits_for_nobody(op)) {
+            break;
+        }
+        of[n] = footprint(op);
+        if (std::any_of(of, of + n, [&](const footprint & f) { return f.before(of[n], params->nth); })) {
+            break;
+        }
+        n++;
+        last = i;
+    }
+    if (n < 2) {
+        return 0;
+    }
+    for (int i = 1; i < n; i++) {
+        if (is_product(of[i].op)) {
+            prefetch_matrices(of[i].op, params);
+        }
+    }
+    std::for_each(of, of + n, [&](const footprint & f) { compute_or_say(params, f.op); });
+    return last - first;
 }
 
 bool ggml_ext_cpu_supports_op(const ggml_tensor * op) {

@@ -87,6 +87,11 @@ ggml_backend_buffer_type_t ggml_ext_cpu_buffer_type(void);
 
 bool ggml_ext_cpu_supports_op(const struct ggml_tensor * op);
 
+// Rows that are written and products, one behind the other without a wait between threads while none meets the memory of another, from
+// node `first` on: how many nodes behind that one are done. 0, and nothing is, where there is but one such op. Asked about every node, so
+// it also sees products coming.
+int ggml_ext_cpu_fuse(const struct ggml_cgraph * graph, int first, const struct ggml_compute_params * params);
+
 // Families and concrete types alike, without asking the table; not specs, which no tensor has.
 static inline bool ggml_ext_is_ours(enum ggml_type type) {
     return (uint32_t) type >= GGML_EXT_TYPE_BASE && (uint32_t) type < GGML_EXT_TYPE_LIMIT;

@@ -5,6 +5,7 @@
 //! [`Simd`], and since none of them reorders anything, code written on the trait gives the same bits everywhere.
 
 use crate::rotation::Rotation;
+use half::f16;
 
 /// The number of lanes.
 pub const LANES: usize = 16;
@@ -17,6 +18,11 @@ pub trait Simd: Copy {
     fn splat(x: f32) -> Self;
     /// The first sixteen values of `x`.
     fn load(x: &[f32]) -> Self;
+    /// Sixteen 16-bit floats.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn load_halves(x: *const u8) -> Self;
     /// Into the first sixteen values of `x`.
     fn store(self, x: &mut [f32]);
     /// Lanes that hold whole numbers, as bytes.
@@ -71,6 +77,11 @@ pub trait Simd: Copy {
     }
     /// The sum: lane i with i+8, then i+4, i+2, i+1.
     fn sum(self) -> f32;
+    /// The sums of four, in no order that one could rely on.
+    #[inline(always)]
+    fn sums(four: [Self; 4]) -> [f32; 4] {
+        four.map(Self::sum)
+    }
     /// The largest lane.
     fn largest(self) -> f32;
     /// The smallest lane.
@@ -124,6 +135,12 @@ impl Simd for Lanes {
         let mut v = [0.0; LANES];
         v.copy_from_slice(&x[..LANES]);
         Lanes(v)
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(x: *const u8) -> Lanes {
+        // SAFETY: the caller's promise; bytes need no alignment.
+        Lanes(std::array::from_fn(|i| f16::from_bits(unsafe { x.add(2 * i).cast::<u16>().read_unaligned() }).to_f32()))
     }
 
     #[inline(always)]

@@ -6,15 +6,12 @@
 //! columns at a time.
 
 use crate::codec::plain::Plain;
-use crate::isa::{self, Kernels, Matrix, MatrixMut, CELLS};
+use crate::isa::{self, Kernels, Matrix, MatrixMut, CELLS, MATRIX_ROWS};
 use crate::rotation::MAX_HEAD;
 use crate::rows::refuse;
 use crate::tensor::Tensor;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-
-/// Rows of a matrix that one thread takes at a time, where there are few rows to multiply.
-const PART: usize = 16;
 
 /// Rows of one matrix up to which they are few.
 const FEW: usize = 8;
@@ -24,7 +21,7 @@ const BLOCK: usize = 12;
 
 /// Are there products of matrices of this size?
 pub fn serves(size: usize) -> bool {
-    size > 0 && size <= MAX_HEAD && size.is_multiple_of(PART)
+    size > 0 && size <= MAX_HEAD && size.is_multiple_of(MATRIX_ROWS)
 }
 
 /// Can `x` be multiplied by the matrices `m`? The message says why not.
@@ -34,7 +31,7 @@ pub fn check_product(m: &Tensor, x: &Tensor, dst: &Tensor) -> Result<(), String>
     let fits = serves(size) && m.n(1) == size && m.n(3) == 1 && x.n(0) == size;
     if !is(m, Plain::F16) || !is(x, Plain::F32) || !fits || heads == 0 || !x.n(2).is_multiple_of(heads) {
         return Err(format!(
-            "a product of {:?} values of type {} and {:?} of type {}: wanted a square f16 matrix of a multiple of {PART} up \
+            "a product of {:?} values of type {} and {:?} of type {}: wanted a square f16 matrix of a multiple of {MATRIX_ROWS} up \
              to {MAX_HEAD} for each head, and f32 rows as long for a multiple of heads",
             m.ne, m.kind, x.ne, x.kind
         ));
@@ -61,22 +58,42 @@ pub unsafe fn multiply(m: &Tensor, x: &Tensor, dst: &Tensor, ith: usize, nth: us
         return check_product(m, x, dst);
     }
     let tensors = [(m, "the matrices of a product"), (x, "its rows"), (dst, "its result")];
-    let check = check_product(m, x, dst).and_then(|()| tensors.iter().try_for_each(|(t, name)| t.check_data(name)));
+    let check = check_product(m, x, dst).and_then(|()| tensors.iter().try_for_each(|(t, name)| t.check_there(name)));
     if let Err(reason) = check {
         // SAFETY: the caller's promise; all threads refuse, and one writes.
         return Err(unsafe { refuse(dst, ith, reason) });
     }
     let share = |n: usize| n * ith / nth..n * (ith + 1) / nth;
     let product = Product { m, x, dst, size: m.n(0), kernels: isa::kernels() };
+    let parts = product.size / MATRIX_ROWS;
     // SAFETY: the caller's promise; tensors are as checked, and shares of threads do not overlap.
     unsafe {
-        if product.rows() <= FEW {
-            product.few(share(m.n(2) * (product.size / PART)));
+        if product.rows() == 1 && by_heads(m.n(2), nth) {
+            (ith..m.n(2)).step_by(nth).for_each(|matrix| product.few(matrix * parts..(matrix + 1) * parts));
+        } else if product.rows() <= FEW {
+            product.few(share(m.n(2) * parts));
         } else {
             product.many(share(product.rows()));
         }
     }
     Ok(())
+}
+
+/// Does a thread take whole matrices where each meets one row? Then nobody has to wait before these rows are written to a cache. Not
+/// where that leaves a thread with a third more than its part.
+fn by_heads(heads: usize, nth: usize) -> bool {
+    3 * heads.div_ceil(nth) * nth <= 4 * heads
+}
+
+/// Does each of `nth` threads, which writes its heads of `rows` to `cache`, find them made by itself, as its share of `product`? That is
+/// m x.
+pub fn heads_stay([m, x, product]: [&Tensor; 3], [cache, rows]: [&Tensor; 2], nth: usize) -> bool {
+    let (size, heads) = (m.n(0), m.n(2));
+    let same = product.data == rows.data
+        && rows.plain() == Some(Plain::F32)
+        && cache.concrete().is_some_and(|c| c.head_size == size);
+    let one_row = x.ne == [m.ne[0], 1, m.ne[2], 1] && rows.n(0) == size * heads && rows.rows() == 1;
+    same && one_row && product.nb[2] == size * size_of::<f32>() && by_heads(heads, nth)
 }
 
 struct Product<'a> {
@@ -104,20 +121,19 @@ impl Product<'_> {
         [r % n1, matrix * heads + r / n1 % heads, r / n1 / heads]
     }
 
-    /// Parts of PART rows of the matrices, which lie one after the other, with all rows of x.
+    /// Parts of MATRIX_ROWS rows of the matrices, which lie one after the other, with all rows of x.
     ///
     /// # Safety
     /// As [`multiply`]; at most FEW rows.
     unsafe fn few(&self, parts: Range<usize>) {
         let (size, rows) = (self.size, self.rows());
-        let mut wide = [MaybeUninit::<f32>::uninit(); PART * MAX_HEAD];
         let mut x = [MaybeUninit::<f32>::uninit(); FEW * MAX_HEAD];
-        let mut out = [0.0f32; FEW * CELLS];
-        let (wide, x) = (wide.as_mut_ptr().cast::<f32>(), x.as_mut_ptr().cast::<f32>());
+        let mut out = [0.0f32; FEW * MATRIX_ROWS];
+        let x = x.as_mut_ptr().cast::<f32>();
         let mut loaded = None;
         for part in parts {
-            let (matrix, first) = (part / (size / PART), part % (size / PART) * PART);
-            // SAFETY: PART rows of a matrix and all of x, which buffers have room for; kernels run on the CPU they were chosen for.
+            let (matrix, first) = (part / (size / MATRIX_ROWS), part % (size / MATRIX_ROWS) * MATRIX_ROWS);
+            // SAFETY: MATRIX_ROWS rows of a matrix and all of x, which buffers have room for; kernels run on the CPU they were chosen for.
             unsafe {
                 if loaded != Some(matrix) {
                     for r in 0..rows {
@@ -127,12 +143,11 @@ impl Product<'_> {
                     loaded = Some(matrix);
                 }
                 let from = self.m.row(first, matrix, 0);
-                (self.kernels.widen)(Plain::F16, from, self.m.nb[1], PART, size, wide, size);
-                (self.kernels.dot_floats)(wide, size, PART, x, rows, out.as_mut_ptr());
+                (self.kernels.dot_halves)(from, self.m.nb[1], size, x, rows, out.as_mut_ptr());
                 for r in 0..rows {
                     let [i1, i2, i3] = self.row(matrix, r);
                     let to = self.dst.row(i1, i2, i3).cast::<f32>().add(first);
-                    std::ptr::copy_nonoverlapping(out.as_ptr().add(r * CELLS), to, PART);
+                    std::ptr::copy_nonoverlapping(out.as_ptr().add(r * MATRIX_ROWS), to, MATRIX_ROWS);
                 }
             }
         }
@@ -197,6 +212,9 @@ impl Product<'_> {
 mod tests {
     use super::*;
     use crate::random::Noise;
+    use crate::rows::set_rows;
+    use crate::table::{by_name, Entry};
+    use crate::tensor::I64;
     use half::f16;
 
     fn tensor<T>(kind: Plain, ne: [usize; 4], data: &mut [T]) -> Tensor {
@@ -267,6 +285,57 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A thread alone, with nothing from any other, writes the heads that all of them would.
+    #[test]
+    fn heads_that_stay_are_written_by_the_thread_that_made_them() {
+        let size = 64;
+        let mut stayed = 0;
+        for (name, heads, nth) in
+            ["srft4_64", "srft8_64", "delta4_64"].into_iter().flat_map(|n| [(n, 3, 2), (n, 8, 8), (n, 3, 5), (n, 1, 2)])
+        {
+            let Some(Entry::Concrete(c)) = by_name(name) else { panic!("{name}") };
+            let mut m: Vec<f16> = Noise::new(1).row(size * size * heads).into_iter().map(f16::from_f32).collect();
+            let mut x = Noise::new(2).row(size * heads);
+            let (mut y, mut rows) = (vec![0.0f32; size * heads], vec![0i64]);
+            let m = tensor(Plain::F16, [size, size, heads, 1], &mut m);
+            let x = tensor(Plain::F32, [size, 1, heads, 1], &mut x);
+            let index = Tensor { kind: I64, ..tensor(Plain::F32, [1, 1, 1, 1], &mut rows) };
+            let mut write = |threads: &[usize], nth: usize| {
+                let (bytes, cells) = (c.row_bytes(), 64);
+                let mut cache = vec![0u8; cells * heads * bytes];
+                let ne = [(size * heads) as i64, cells as i64, 1, 1];
+                let nb = [bytes, bytes * heads, bytes * heads * cells, bytes * heads * cells];
+                let cache_of = Tensor { kind: c.id(), ne, nb, ..tensor(Plain::F32, [1; 4], &mut cache) };
+                y.fill(0.0);
+                let product = tensor(Plain::F32, [size, 1, heads, 1], &mut y);
+                let keys = tensor(Plain::F32, [size * heads, 1, 1, 1], &mut y);
+                for &ith in threads {
+                    // SAFETY: memory is as described.
+                    unsafe {
+                        multiply(&m, &x, &product, ith, nth).unwrap();
+                        set_rows(&cache_of, &keys, &index, 8, ith, nth).unwrap();
+                    }
+                }
+                (cache, heads_stay([&m, &x, &product], [&cache_of, &keys], nth))
+            };
+            let (want, _) = write(&[0], 1);
+            let mut cache = vec![0u8; want.len()];
+            let mut stay = true;
+            for ith in 0..nth {
+                let (own, stays) = write(&[ith], nth);
+                stay &= stays;
+                // What it did not write is zero.
+                cache.iter_mut().zip(own).for_each(|(all, own)| *all |= own);
+            }
+            assert_eq!(stay, (heads, nth) != (3, 5) && (heads, nth) != (1, 2), "{name} {heads} heads, {nth} threads");
+            if stay {
+                assert!(cache == want, "{name} {heads} heads, {nth} threads");
+                stayed += 1;
+            }
+        }
+        assert_eq!(stayed, 6);
     }
 
     #[test]

@@ -102,9 +102,9 @@ pub unsafe fn set_rows(
     if src.touched() == Some(0) {
         return Ok(());
     }
-    dst.check_data("the target of SET_ROWS")?;
-    src.check_data("the source of SET_ROWS")?;
-    rows.check_data("the row indices of SET_ROWS")?;
+    dst.check_there("the target of SET_ROWS")?;
+    src.check_there("the source of SET_ROWS")?;
+    rows.check_there("the row indices of SET_ROWS")?;
     let (format, kernels) = (c.format(), kernels());
     let (heads, rows_of_src) = (dst.n(0) / c.head_size, src.rows());
     let kind = src.plain().unwrap_or(Plain::F32);
@@ -132,9 +132,12 @@ pub unsafe fn set_rows(
         }
     };
     let values = &mut values[..c.head_size];
+    // Heads of one row go to the threads that products::by_heads leaves them with.
+    let one = rows_of_src == 1;
     match format.grouped() {
         None => {
-            for unit in share(rows_of_src * heads, ith, nth) {
+            let Range { start, end } = if one { ith..heads } else { share(rows_of_src * heads, ith, nth) };
+            for unit in (start..end).step_by(if one { nth } else { 1 }) {
                 let Some((from, to)) = find(unit / heads, unit % heads)? else { continue };
                 // SAFETY: the row of one head; kernels run on the CPU they were chosen for.
                 unsafe {
@@ -148,7 +151,7 @@ pub unsafe fn set_rows(
             for unit in 0..heads * rows_of_src {
                 let Some((from, to)) = find(unit % rows_of_src, unit / rows_of_src)? else { continue };
                 let (place, lane) = layout.place(to);
-                if lane % nth == ith {
+                if (if one { unit } else { lane }) % nth == ith {
                     // SAFETY: the row of one head, of a lane that is this thread's alone.
                     unsafe {
                         read_floats(kind, from, src.nb[0], values);
@@ -217,9 +220,9 @@ pub unsafe fn get_rows(dst: &Tensor, src: &Tensor, rows: &Tensor, ith: usize, nt
     }
     let check = || -> Result<Concrete, String> {
         let c = check_get_rows(dst, src, rows)?;
-        dst.check_data("the result of GET_ROWS")?;
-        src.check_data("the source of GET_ROWS")?;
-        rows.check_data("the row indices of GET_ROWS")?;
+        dst.check_there("the result of GET_ROWS")?;
+        src.check_there("the source of GET_ROWS")?;
+        rows.check_there("the row indices of GET_ROWS")?;
         // SAFETY: within the indices.
         (0..dst.rows()).try_for_each(|row| unsafe { source_row(src, rows, row).map(drop) })?;
         Ok(c)
@@ -329,8 +332,8 @@ pub unsafe fn copy(dst: &Tensor, src: &Tensor, ith: usize, nth: usize) -> Result
     if src.values() == Some(0) {
         return Ok(());
     }
-    dst.check_data("the target of a copy")?;
-    src.check_data("the source of a copy")?;
+    dst.check_there("the target of a copy")?;
+    src.check_there("the source of a copy")?;
     let (format, kernels) = (c.format(), kernels());
     let (size, row_bytes) = (c.head_size, c.row_bytes());
     let units = src.n(0) * src.rows() / size;

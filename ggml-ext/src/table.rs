@@ -11,6 +11,7 @@ use crate::codec::srft::Srft;
 use crate::codec::turbo::Turbo;
 use crate::codec::{Format, RowFormat};
 use crate::rotation::HEAD_SIZES;
+use std::sync::LazyLock;
 
 /// The first id that is ours.
 pub const ID_BASE: i32 = 128;
@@ -139,6 +140,8 @@ pub struct Concrete {
     pub family: &'static Family,
     /// The head size.
     pub head_size: usize,
+    format: Format,
+    row_bytes: usize,
 }
 
 impl Family {
@@ -149,12 +152,13 @@ impl Family {
 
     /// The family's type for a head size, if it serves it.
     pub fn at(&'static self, head_size: usize) -> Option<Concrete> {
-        self.has_size(head_size).then_some(Concrete { family: self, head_size })
+        let format = self.format(head_size)?;
+        Some(Concrete { family: self, head_size, format, row_bytes: format.row_bytes() })
     }
 
     /// The head sizes that it serves, smallest first.
     pub fn head_sizes(&self) -> Vec<usize> {
-        let mut sizes: Vec<_> = HEAD_SIZES.into_iter().filter(|&size| self.has_size(size)).collect();
+        let mut sizes: Vec<_> = HEAD_SIZES.into_iter().filter(|&size| self.format(size).is_some()).collect();
         sizes.sort_unstable();
         sizes
     }
@@ -164,8 +168,8 @@ impl Family {
         self.at(*self.head_sizes().first()?)
     }
 
-    fn has_size(&self, head_size: usize) -> bool {
-        HEAD_SIZES.contains(&head_size) && (self.codec)(self.bits, head_size).is_some()
+    fn format(&self, head_size: usize) -> Option<Format> {
+        HEAD_SIZES.contains(&head_size).then(|| (self.codec)(self.bits, head_size))?
     }
 }
 
@@ -183,7 +187,7 @@ impl Concrete {
 
     /// The format of its rows.
     pub fn format(self) -> Format {
-        (self.family.codec)(self.family.bits, self.head_size).expect("families serve the head sizes they list")
+        self.format
     }
 
     /// Cells that are coded together: 1 where each row stands alone.
@@ -193,7 +197,7 @@ impl Concrete {
 
     /// Bytes of the row of one head.
     pub fn row_bytes(self) -> usize {
-        self.format().row_bytes()
+        self.row_bytes
     }
 
     /// The version of what its rows mean.
@@ -223,9 +227,17 @@ pub enum Entry {
 
 /// Looks an id up; None where it is not ours.
 pub fn by_id(id: i32) -> Option<Entry> {
-    let offset = id.checked_sub(ID_BASE).filter(|&o| o >= 0)?;
-    let family = families().iter().find(|f| f.number == offset / IDS_PER_FAMILY)?;
-    match offset % IDS_PER_FAMILY {
+    // Every op asks, several times.
+    static ENTRIES: LazyLock<Vec<Option<Entry>>> = LazyLock::new(|| {
+        let numbers = 0..=families().iter().map(|f| f.number).max().unwrap_or(0);
+        numbers.flat_map(|number| (0..IDS_PER_FAMILY).map(move |slot| entry_at(number, slot))).collect()
+    });
+    *ENTRIES.get(usize::try_from(id.checked_sub(ID_BASE)?).ok()?)?
+}
+
+fn entry_at(number: i32, slot: i32) -> Option<Entry> {
+    let family = families().iter().find(|f| f.number == number)?;
+    match slot {
         FAMILY_SLOT => Some(Entry::Family(family)),
         index => family.at(*HEAD_SIZES.get(index as usize)?).map(Entry::Concrete),
     }

@@ -171,6 +171,11 @@ impl Tensor {
     /// The same for memory that is about to be used: it must be there.
     pub fn check_data(&self, name: &str) -> Result<(), String> {
         self.check(name)?;
+        self.check_there(name)
+    }
+
+    /// Of a tensor that was checked: is its memory there?
+    pub fn check_there(&self, name: &str) -> Result<(), String> {
         if self.touched() == Some(0) {
             return Ok(());
         }

@@ -14,6 +14,7 @@ int main(int argc, char ** argv) {
     test_rows();
     test_groups();
     test_mul_mat();
+    test_together();
     test_attention();
     test_canary();
     test_refusal();

@@ -11,6 +11,7 @@ void test_rows();
 void test_groups();
 void test_attention();
 void test_mul_mat();
+void test_together();
 void test_canary();
 void test_refusal();
 void test_crafted();

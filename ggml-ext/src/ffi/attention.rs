@@ -116,6 +116,28 @@ pub extern "C" fn ggml_ext_multiplies(size: i64) -> bool {
     guarded(false, || usize::try_from(size).is_ok_and(products::serves))
 }
 
+/// Does each of nth threads find in its share of ggml_ext_multiply all heads that its share of ggml_ext_set_rows writes? Then there is
+/// no need to wait between the two.
+///
+/// # Safety
+/// The pointers are NULL or descriptions.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_heads_stay(
+    m: *const Tensor,
+    x: *const Tensor,
+    product: *const Tensor,
+    cache: *const Tensor,
+    rows: *const Tensor,
+    nth: c_int,
+) -> bool {
+    guarded(false, || {
+        // SAFETY: the caller's promise is passed on.
+        let all = unsafe { tensors([m, x, product, cache, rows]) };
+        let Ok((_, nth)) = thread(0, nth) else { return false };
+        all.is_ok_and(|[m, x, product, cache, rows]| products::heads_stay([m, x, product], [cache, rows], nth))
+    })
+}
+
 /// MUL_MAT of f16 matrices and f32 rows, dst[i, j] = m_row(i) . x_row(j), as calibrated keys and queries are multiplied: a
 /// square matrix for each of some heads.
 ///

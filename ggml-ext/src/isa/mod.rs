@@ -38,6 +38,9 @@ use std::sync::OnceLock;
 /// Cells of a block.
 pub const CELLS: usize = 64;
 
+/// Rows of a matrix of f16 that are multiplied at a time.
+pub const MATRIX_ROWS: usize = 16;
+
 /// Cells whose scales lie side by side.
 pub const BUNDLE: usize = 16;
 
@@ -170,6 +173,9 @@ pub struct Kernels {
     pub dot_levels: unsafe fn(k: LevelBlock, n: usize, q: Queries, out: *mut f32),
     /// The same on f32 rows; `q` rows are `width` apart.
     pub dot_floats: unsafe fn(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32),
+    /// out[r][i] = (f16 row i, of MATRIX_ROWS rows) . x[r], all of `size` values, which is a multiple of sixteen; rows of f16 are `stride`
+    /// bytes apart, those of x `size` values, those of `out` MATRIX_ROWS.
+    pub dot_halves: unsafe fn(m: *const u8, stride: usize, size: usize, x: *const f32, rows: usize, out: *mut f32),
     /// acc[r] += sum over n cells of weights[r][c] * value c; rows of `weights` are CELLS apart, of `acc` `width`.
     pub weigh_levels: unsafe fn(v: LevelBlock, n: usize, weights: *const f32, rows: usize, acc: *mut f32),
     /// Levels to f32 rows.
@@ -292,6 +298,11 @@ macro_rules! compile_portable_kernels {
         unsafe fn dot_floats(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32) {
             // SAFETY: the caller's promise is passed on.
             unsafe { scalar::dot_floats::<$simd>(k, width, n, q, rows, out) }
+        }
+        #[target_feature(enable = $feature)]
+        unsafe fn dot_halves(m: *const u8, stride: usize, size: usize, x: *const f32, rows: usize, out: *mut f32) {
+            // SAFETY: the caller's promise is passed on.
+            unsafe { scalar::dot_halves::<$simd>(m, stride, size, x, rows, out) }
         }
         #[target_feature(enable = $feature)]
         unsafe fn softcap(scores: &mut [f32; CELLS], cap: f32) {

@@ -1,6 +1,6 @@
 //! The definition of every kernel, in portable Rust. The compiler vectorizes much of it where it may.
 
-use super::{padded, Kernels, LevelBlock, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MAX_WIDTH};
+use super::{padded, Kernels, LevelBlock, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MATRIX_ROWS, MAX_WIDTH};
 use crate::codec::delta::{Chain, Delta, RowKind};
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
@@ -26,6 +26,7 @@ pub static KERNELS: Kernels = Kernels {
     quantize_query,
     dot_levels,
     dot_floats: dot_floats::<Lanes>,
+    dot_halves: dot_halves::<Lanes>,
     weigh_levels,
     expand,
     gemm64,
@@ -239,6 +240,30 @@ pub unsafe fn dot_floats<S: Simd>(k: *const f32, width: usize, n: usize, q: *con
                     sum = S::load(k).fma(S::load(q), sum);
                 }
                 *out.add(r * CELLS + c) = sum.sum();
+            }
+        }
+    }
+}
+
+/// See [`Kernels::dot_halves`].
+///
+/// # Safety
+/// As the shapes say.
+#[inline(always)]
+pub unsafe fn dot_halves<S: Simd>(m: *const u8, stride: usize, size: usize, x: *const f32, rows: usize, out: *mut f32) {
+    for first in (0..MATRIX_ROWS).step_by(4) {
+        for r in 0..rows {
+            // SAFETY: four rows of f16 and row r of x, sixteen values at a time.
+            unsafe {
+                let x = std::slice::from_raw_parts(x.add(r * size), size);
+                let mut sums = [S::splat(0.0); 4];
+                for (i, x) in x.chunks_exact(LANES).enumerate() {
+                    let x = S::load(x);
+                    for (j, sum) in sums.iter_mut().enumerate() {
+                        *sum = S::load_halves(m.add((first + j) * stride + 2 * LANES * i)).fma(x, *sum);
+                    }
+                }
+                out.add(r * MATRIX_ROWS + first).cast::<[f32; 4]>().write_unaligned(S::sums(sums));
             }
         }
     }

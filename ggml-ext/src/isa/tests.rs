@@ -512,6 +512,26 @@ fn products_of_floats_agree_with_f64() {
 }
 
 #[test]
+fn products_of_matrices_of_halves_agree_with_f64() {
+    let mut noise = Noise::new(23);
+    for (size, stride, rows) in [(16, 16, 1), (64, 64, 3), (80, 96, 2), (128, 128, 8), (576, 577, 4)] {
+        let m: Vec<half::f16> = noise.row(MATRIX_ROWS * stride).into_iter().map(half::f16::from_f32).collect();
+        let x = noise.row(rows * size);
+        for k in tried() {
+            let mut out = vec![7.0f32; rows * MATRIX_ROWS];
+            // SAFETY: the rows of a matrix and `rows` of `size`, kernels of this CPU.
+            unsafe { (k.dot_halves)(m.as_ptr().cast(), 2 * stride, size, x.as_ptr(), rows, out.as_mut_ptr()) };
+            for (r, i) in (0..rows).flat_map(|r| (0..MATRIX_ROWS).map(move |i| (r, i))) {
+                let (x, row) = (&x[r * size..][..size], &m[i * stride..][..size]);
+                let want: f64 = x.iter().zip(row).map(|(&a, &b)| f64::from(a) * b.to_f64()).sum();
+                let got = f64::from(out[r * MATRIX_ROWS + i]);
+                assert!((got - want).abs() < 1e-4, "{} {size}: {got} instead of {want}", k.name);
+            }
+        }
+    }
+}
+
+#[test]
 fn masks_are_seen_as_they_are() {
     let (open, hidden, bias) = (0x0000u16, half::f16::NEG_INFINITY.to_bits(), half::f16::from_f32(-0.5).to_bits());
     for n in [1, 7, 8, 31, 63, CELLS] {

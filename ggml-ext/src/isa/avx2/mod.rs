@@ -41,6 +41,7 @@ const AVX2: Kernels = Kernels {
     quantize_query,
     dot_levels,
     dot_floats,
+    dot_halves,
     weigh_levels,
     expand: matrix::expand,
     gemm64: matrix::gemm64,
@@ -116,6 +117,12 @@ impl Simd for F32x16 {
     fn load(x: &[f32]) -> Self {
         let x = &x[..LANES];
         unsafe { F32x16(_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x[8..].as_ptr())) }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(x: *const u8) -> Self {
+        unsafe {
+            F32x16(_mm256_cvtph_ps(_mm_loadu_si128(x.cast())), _mm256_cvtph_ps(_mm_loadu_si128(x.add(16).cast())))
+        }
     }
     #[inline(always)]
     fn store(self, x: &mut [f32]) {
@@ -245,6 +252,17 @@ impl Simd for F32x16 {
             let b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
             let c = _mm_add_ps(b, _mm_movehl_ps(b, b));
             _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)))
+        }
+    }
+    #[inline(always)]
+    fn sums(four: [Self; 4]) -> [f32; 4] {
+        unsafe {
+            let [a, b, c, d] = four.map(|x| _mm256_add_ps(x.0, x.1));
+            let all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+            let mut sums = [0.0; 4];
+            let both = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
+            _mm_storeu_ps(sums.as_mut_ptr(), both);
+            sums
         }
     }
     #[inline(always)]

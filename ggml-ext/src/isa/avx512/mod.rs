@@ -42,6 +42,7 @@ const AVX512BW: Kernels = Kernels {
     quantize_query,
     dot_levels,
     dot_floats,
+    dot_halves,
     weigh_levels,
     expand: matrix::expand,
     gemm64: matrix::gemm64,
@@ -133,6 +134,10 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn load(x: &[f32]) -> Self {
         F32x16(unsafe { _mm512_loadu_ps(x[..LANES].as_ptr()) })
+    }
+    #[inline(always)]
+    unsafe fn load_halves(x: *const u8) -> Self {
+        F32x16(unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.cast())) })
     }
     #[inline(always)]
     fn store(self, x: &mut [f32]) {
@@ -239,6 +244,20 @@ impl Simd for F32x16 {
             let b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
             let c = _mm_add_ps(b, _mm_movehl_ps(b, b));
             _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)))
+        }
+    }
+    #[inline(always)]
+    fn sums([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+        unsafe {
+            // Of each 128-bit part: a and b, c and d by turns, then all four.
+            let ab = _mm512_add_ps(_mm512_unpacklo_ps(a.0, b.0), _mm512_unpackhi_ps(a.0, b.0));
+            let cd = _mm512_add_ps(_mm512_unpacklo_ps(c.0, d.0), _mm512_unpackhi_ps(c.0, d.0));
+            let all = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd));
+            let half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps::<1>(all));
+            let mut sums = [0.0; 4];
+            let quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
+            _mm_storeu_ps(sums.as_mut_ptr(), quarter);
+            sums
         }
     }
     #[inline(always)]

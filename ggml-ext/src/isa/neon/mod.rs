@@ -30,7 +30,7 @@ use crate::codec::polar::Polar;
 use crate::codec::{Format, RowFormat};
 use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;
-use products::{Dot, Long};
+use products::{fcvtl, Dot, Long};
 use std::arch::aarch64::*;
 use std::arch::is_aarch64_feature_detected;
 use unpack::Forms;
@@ -50,6 +50,7 @@ const NEON: Kernels = Kernels {
     quantize_query,
     dot_levels: columns::dot_levels::<Long>,
     dot_floats,
+    dot_halves,
     weigh_levels: rows::weigh_levels,
     expand: matrix::expand,
     gemm64: matrix::gemm64,
@@ -193,6 +194,10 @@ impl Simd for F32x16 {
         F32x16::by_register(|i| unsafe { vld1q_f32(x[4 * i..].as_ptr()) })
     }
     #[inline(always)]
+    unsafe fn load_halves(x: *const u8) -> Self {
+        F32x16::by_register(|i| unsafe { fcvtl(vld1_u16(x.add(8 * i).cast())) })
+    }
+    #[inline(always)]
     fn store(self, x: &mut [f32]) {
         let x = &mut x[..LANES];
         for (i, v) in self.0.into_iter().enumerate() {
@@ -292,6 +297,15 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn sum(self) -> f32 {
         self.fold(|a, b| unsafe { vaddq_f32(a, b) })
+    }
+    #[inline(always)]
+    fn sums(four: [Self; 4]) -> [f32; 4] {
+        unsafe {
+            let [a, b, c, d] = four.map(|F32x16([a, b, c, d])| vaddq_f32(vaddq_f32(a, b), vaddq_f32(c, d)));
+            let mut sums = [0.0; 4];
+            vst1q_f32(sums.as_mut_ptr(), vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+            sums
+        }
     }
     #[inline(always)]
     fn largest(self) -> f32 {

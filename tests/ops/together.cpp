@@ -1,0 +1,82 @@
+// Ops of a CPU's graph that threads go through without waiting for each other (ggml_ext_cpu_fuse), and those that must wait: products of
+// calibrated keys and queries, and rows that are written. One thread does them in their order, which is what several must come to.
+
+#include "ops.h"
+
+#include "ggml-ext-seam.h"
+
+namespace {
+
+// What the allocator of a graph may do: a result lies where something was that nobody needs any more.
+enum class Reuse { none, keys, multiplied };
+
+struct Results {
+    std::vector<uint8_t> k, v;
+    std::vector<float>   queries;
+
+    bool operator==(const Results & other) const { return k == other.k && v == other.v && queries == other.queries; }
+};
+
+ggml_tensor * product(ggml_context * ctx, ggml_tensor * m, ggml_tensor * x) {
+    ggml_tensor * y = ggml_mul_mat(ctx, m, ggml_reshape_4d(ctx, x, x->ne[0], x->ne[1]/m->ne[2], m->ne[2], x->ne[2]));
+    ggml_ext_mark_product(y);
+    return y;
+}
+
+// As a layer has them: keys are multiplied and written, values are written, queries are multiplied.
+Results layer(const ggml_ext_type * type_k, const ggml_ext_type * type_v, int64_t n_tokens, Reuse reuse, int n_threads) {
+    const int64_t d = type_k->head_size, n_head_kv = 3, n_head = 6, n_cells = 256;
+    Rng rng(seed_of(type_k->name));
+    Graph g;
+    ggml_context * ctx = g.ctx();
+    const auto floats = [&](int64_t heads) { return ggml_new_tensor_3d(ctx, GGML_TYPE_F32, d, heads, n_tokens); };
+    const auto matrix = [&] { return ggml_new_tensor_3d(ctx, GGML_TYPE_F16, d, d, n_head_kv); };
+    const auto cache  = [&](const ggml_ext_type * t) { return ggml_new_tensor_2d(ctx, (ggml_type) t->id, d*n_head_kv, n_cells); };
+    ggml_tensor * k = floats(n_head_kv), * v = floats(n_head_kv), * q = floats(n_head), * m_k = matrix(), * m_q = matrix();
+    ggml_tensor * cache_k = cache(type_k), * cache_v = cache(type_v), * rows = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, n_tokens);
+
+    ggml_tensor * keys = product(ctx, m_k, k);
+    g.add(keys);
+    g.add(ggml_set_rows(ctx, cache_k, ggml_reshape_2d(ctx, keys, d*n_head_kv, n_tokens), rows));
+    g.add(ggml_set_rows(ctx, cache_v, ggml_reshape_2d(ctx, v, d*n_head_kv, n_tokens), rows));
+    ggml_tensor * queries = product(ctx, m_q, q);
+    g.add(queries);
+    g.allocate(0);
+    if (reuse != Reuse::none) {
+        // queries are twice as long as keys: what lies behind those is not read again
+        queries->data = reuse == Reuse::keys ? k->data : keys->data;
+    }
+    for (ggml_tensor * t : { m_k, m_q, k, v, q }) {
+        set_floats(t, rng.normals(ggml_nelements(t)));
+    }
+    set_indices(rows, counting(70, n_tokens));
+    if (!g.compute(n_threads)) {
+        return {};
+    }
+    return { get_bytes(cache_k), get_bytes(cache_v), get_floats(queries) };
+}
+
+void together(const char * k, const char * v, int64_t n_tokens, Reuse reuse) {
+    const char * names[] = { "nothing", "keys", "multiplied keys" };
+    if (!begin_case(std::string("together ") + k + "/" + v + " tokens=" + std::to_string(n_tokens) + " queries where " + names[(int) reuse] + " were")) {
+        return;
+    }
+    // one token is done before anybody could be too early: larger heads, and more often
+    const int d = n_tokens == 1 ? 256 : 64, n_times = n_tokens == 1 ? 24 : 12;
+    const ggml_ext_type * type_k = ggml_ext_type_get(type_for(k, d)), * type_v = ggml_ext_type_get(type_for(v, d));
+    const Results want = layer(type_k, type_v, n_tokens, reuse, 1);
+    for (int i = 0; i < n_times; i++) {
+        check(layer(type_k, type_v, n_tokens, reuse, 2 + i % 4) == want, "several threads come to what one does");
+    }
+}
+
+}  // namespace
+
+void test_together() {
+    for (const Reuse reuse : { Reuse::none, Reuse::keys, Reuse::multiplied }) {
+        for (const int64_t n_tokens : { 1, 8, 100 }) {
+            together("delta4", "srft4", n_tokens, reuse);
+            together("srft8", "srft3", n_tokens, reuse);
+        }
+    }
+}
