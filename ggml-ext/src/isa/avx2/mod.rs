@@ -100,6 +100,52 @@ unsafe fn vnni_weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: 
     unsafe { pairs::weigh_levels::<Vnni>(v, n, weights, rows, acc) }
 }
 
+/// table(i), for i below 8 and places -i: `vpermps` looks at three bits.
+#[inline(always)]
+fn backwards(table: impl Fn(usize) -> f32) -> [f32; 8] {
+    std::array::from_fn(|place| table((8 - place) % 8))
+}
+
+/// See [`Simd::between`]. By halving: the first comparison is with the middle limit, the next with one of two, and so on; those that
+/// are greater make the place in the next table, negative because a comparison that holds is -1.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn between<const N: usize>(x: __m256, limits: &[f32; N], values: &[f32; N]) -> __m256 {
+    // SAFETY: eight are read.
+    let entry = |table: [f32; 8], at: __m256i| _mm256_permutevar8x32_ps(unsafe { _mm256_loadu_ps(table.as_ptr()) }, at);
+    // Of tables of 16 and 32, eight entries each for what the first comparisons said.
+    let eight = |table: &dyn Fn(usize) -> f32, first: usize, at: __m256i| entry(backwards(|i| table(first + i)), at);
+    let greater = |limit: __m256| _mm256_cmp_ps::<_CMP_GT_OQ>(x, limit);
+    let further =
+        |at: __m256i, greater: __m256| _mm256_add_epi32(_mm256_add_epi32(at, at), _mm256_castps_si256(greater));
+    let step = |k: u32| move |i: usize| limits[((N >> (k + 1)) + i * (N >> k)) % N];
+
+    let high = greater(_mm256_set1_ps(limits[N / 2]));
+    let mut at = _mm256_castps_si256(high);
+    let mut second = high;
+    for k in 1..N.ilog2() {
+        let table = step(k);
+        let limit = match k {
+            4 => _mm256_blendv_ps(eight(&table, 0, at), eight(&table, 8, at), high),
+            _ => eight(&table, 0, at),
+        };
+        let above = greater(limit);
+        if k == 1 {
+            second = above;
+        }
+        at = further(at, above);
+    }
+    let value = |i: usize| values[i % N];
+    let half = |first: usize| match N {
+        32 => _mm256_blendv_ps(eight(&value, first, at), eight(&value, first + 8, at), second),
+        _ => eight(&value, first, at),
+    };
+    match N {
+        16 | 32 => _mm256_blendv_ps(half(0), half(N / 2), high),
+        _ => half(0),
+    }
+}
+
 /// Sixteen lanes in two registers.
 #[derive(Clone, Copy)]
 struct F32x16(__m256, __m256);
@@ -194,6 +240,10 @@ impl Simd for F32x16 {
                 _mm256_blendv_ps(no.1, yes.1, _mm256_cmp_ps::<_CMP_GT_OQ>(self.1, limit.1)),
             )
         }
+    }
+    #[inline(always)]
+    fn between<const N: usize>(self, limits: &[f32; N], values: &[f32; N]) -> Self {
+        unsafe { F32x16(between(self.0, limits, values), between(self.1, limits, values)) }
     }
     #[inline(always)]
     fn fma_where(self, mask: u16, b: Self, c: Self) -> Self {
