@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -234,6 +235,8 @@ bool compute(const ggml_compute_params * params, const ggml_tensor * op) {
     }
 }
 
+std::atomic<int64_t> waits_saved{0};
+
 void compute_or_say(const ggml_compute_params * params, const ggml_tensor * op) {
     if (!compute(params, op)) {
         GGML_LOG_ERROR("ggml-ext: %s failed for %s (%s)\n", ggml_op_name(op->op), op->name, ggml_type_name(op->type));
@@ -249,9 +252,10 @@ struct memory {
     const char * begin = nullptr, * end = nullptr;
 
     memory() = default;
-    explicit memory(const ggml_tensor * t) : begin((const char *) t->data), end(begin + ggml_nbytes(t)) {}
+    explicit memory(const ggml_tensor * t) : begin((const char *) t->data), end(begin + bytes_of(t)) {}
 
-    bool meets(const memory & other) const { return begin > end || other.begin > other.end || (begin < other.end && other.begin < end); }
+    // One that is not known meets all others.
+    bool meets(const memory & other) const { return begin >= end || other.begin >= other.end || (begin < other.end && other.begin < end); }
 };
 
 // What such an op writes and reads.
@@ -260,7 +264,9 @@ struct footprint {
     memory              writes, reads[2];
 
     footprint() = default;
-    explicit footprint(const ggml_tensor * op) : op(op), writes(op), reads{ memory(op->src[0]), memory(op->src[1]) } {}
+    // Where cells are coded together, a row changes others of its group, which may lie outside of the view of the op.
+    explicit footprint(const ggml_tensor * op)
+        : op(op), writes(op->view_src ? op->view_src : op), reads{ memory(op->src[0]), memory(op->src[1]) } {}
 
     // Must all threads be done with this op before one begins the other?
     bool before(const footprint & other, int n_threads) const {
@@ -278,24 +284,19 @@ struct footprint {
     }
 };
 
-// Asks for the matrices of a product that a thread takes while one token is decoded: weights have driven them out of all caches since the
-// token before.
+// Asks for the part of a product's matrices that a thread takes while one token is decoded: weights have driven them out of all caches
+// since the token before.
 void prefetch_matrices(const ggml_tensor * product, const ggml_compute_params * params) {
 #if defined(__GNUC__)
+    // what a layer may have, and a cache holds
+    constexpr size_t MOST = 4*1024*1024;
     const ggml_tensor * m = product->src[0];
-    const auto prefetch = [&](size_t begin, size_t end) {
-        for (size_t i = begin; i < end; i += 64) {
-            __builtin_prefetch((const char *) m->data + i);
-        }
-    };
-    if (ggml_nrows(product->src[1]) != m->ne[2]) {
-        const size_t bytes = ggml_nbytes(m);
-        prefetch(bytes*params->ith/params->nth, bytes*(params->ith + 1)/params->nth);
+    const size_t bytes = bytes_of(m);
+    if (!m->data || !ggml_is_contiguous(m) || bytes > MOST) {
         return;
     }
-    // one row for each: whole matrices, mostly
-    for (int64_t i = params->ith; i < m->ne[2]; i += params->nth) {
-        prefetch(m->nb[2]*i, m->nb[2]*(i + 1));
+    for (size_t i = bytes*params->ith/params->nth; i < bytes*(params->ith + 1)/params->nth; i += 64) {
+        __builtin_prefetch((const char *) m->data + i);
     }
 #else
     GGML_UNUSED(product);
@@ -381,6 +382,10 @@ ggml_backend_buffer_type_t ggml_ext_cpu_buffer_type(void) {
     return &buft;
 }
 
+int64_t ggml_ext_cpu_waits_saved(void) {
+    return waits_saved;
+}
+
 int ggml_ext_cpu_fuse(const ggml_cgraph * graph, int first, const ggml_compute_params * params) {
     constexpr int MOST = 8;
     footprint     of[MOST];
@@ -394,7 +399,7 @@ int ggml_ext_cpu_fuse(const ggml_cgraph * graph, int first, const ggml_compute_p
     }
     for (int i = first; i < graph->n_nodes && n < MOST; i++) {
         const ggml_tensor * op = graph->nodes[i];
-        if (ggml_op_is_empty(op->op) || !(op->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+        if (ggml_op_is_empty(op->op) || ggml_is_empty(op) || !(op->flags & GGML_TENSOR_FLAG_COMPUTE)) {
             continue;
         }
         if (!waits_for_nobody(op)) {
@@ -416,6 +421,9 @@ int ggml_ext_cpu_fuse(const ggml_cgraph * graph, int first, const ggml_compute_p
         }
     }
     std::for_each(of, of + n, [&](const footprint & f) { compute_or_say(params, f.op); });
+    if (params->ith == 0) {
+        waits_saved += n - 1;
+    }
     return last - first;
 }
 

@@ -87,10 +87,13 @@ ggml_backend_buffer_type_t ggml_ext_cpu_buffer_type(void);
 
 bool ggml_ext_cpu_supports_op(const struct ggml_tensor * op);
 
-// Rows that are written and products, one behind the other without a wait between threads while none meets the memory of another, from
-// node `first` on: how many nodes behind that one are done. 0, and nothing is, where there is but one such op. Asked about every node, so
-// it also sees products coming.
+// Rows that are written and products, from node `first` on, one behind the other without a wait between threads: as long as none meets
+// the memory of another, except for keys that each thread writes as it multiplied them. How many nodes behind `first` are done; 0, and
+// nothing is, where there is but one such op. It is asked about every node, and prefetches the matrices of products that come next.
 int ggml_ext_cpu_fuse(const struct ggml_cgraph * graph, int first, const struct ggml_compute_params * params);
+
+// How many waits of all threads that were in this process: what tests look at.
+int64_t ggml_ext_cpu_waits_saved(void);
 
 // Families and concrete types alike, without asking the table; not specs, which no tensor has.
 static inline bool ggml_ext_is_ours(enum ggml_type type) {

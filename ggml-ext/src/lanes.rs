@@ -77,7 +77,7 @@ pub trait Simd: Copy {
     }
     /// The sum: lane i with i+8, then i+4, i+2, i+1.
     fn sum(self) -> f32;
-    /// The sums of four, in no order that one could rely on.
+    /// The sums of four, each as [`Simd::sum`] takes it.
     #[inline(always)]
     fn sums(four: [Self; 4]) -> [f32; 4] {
         four.map(Self::sum)

@@ -8,7 +8,7 @@
 use crate::codec::plain::Plain;
 use crate::isa::{self, Kernels, Matrix, MatrixMut, CELLS, MATRIX_ROWS};
 use crate::rotation::MAX_HEAD;
-use crate::rows::refuse;
+use crate::rows::{refuse, share};
 use crate::tensor::Tensor;
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -49,6 +49,13 @@ pub fn check_product(m: &Tensor, x: &Tensor, dst: &Tensor) -> Result<(), String>
     Ok(())
 }
 
+/// Are the tensors of a product what they should be, and is their memory there?
+fn check(m: &Tensor, x: &Tensor, dst: &Tensor) -> Result<(), String> {
+    check_product(m, x, dst)?;
+    let tensors = [(m, "the matrices of a product"), (x, "its rows"), (dst, "its result")];
+    tensors.iter().try_for_each(|(t, name)| t.check_there(name))
+}
+
 /// The share of a thread of dst[.., i1, i2, i3] = m[.., .., i2 / (heads of x for each of m)] x[.., i1, i2, i3].
 ///
 /// # Safety
@@ -57,43 +64,40 @@ pub unsafe fn multiply(m: &Tensor, x: &Tensor, dst: &Tensor, ith: usize, nth: us
     if dst.touched() == Some(0) {
         return check_product(m, x, dst);
     }
-    let tensors = [(m, "the matrices of a product"), (x, "its rows"), (dst, "its result")];
-    let check = check_product(m, x, dst).and_then(|()| tensors.iter().try_for_each(|(t, name)| t.check_there(name)));
-    if let Err(reason) = check {
+    if let Err(reason) = check(m, x, dst) {
         // SAFETY: the caller's promise; all threads refuse, and one writes.
         return Err(unsafe { refuse(dst, ith, reason) });
     }
-    let share = |n: usize| n * ith / nth..n * (ith + 1) / nth;
     let product = Product { m, x, dst, size: m.n(0), kernels: isa::kernels() };
     let parts = product.size / MATRIX_ROWS;
     // SAFETY: the caller's promise; tensors are as checked, and shares of threads do not overlap.
     unsafe {
         if product.rows() == 1 && by_heads(m.n(2), nth) {
-            (ith..m.n(2)).step_by(nth).for_each(|matrix| product.few(matrix * parts..(matrix + 1) * parts));
+            let heads = share(m.n(2), ith, nth);
+            product.few(heads.start * parts..heads.end * parts);
         } else if product.rows() <= FEW {
-            product.few(share(m.n(2) * parts));
+            product.few(share(m.n(2) * parts, ith, nth));
         } else {
-            product.many(share(product.rows()));
+            product.many(share(product.rows(), ith, nth));
         }
     }
     Ok(())
 }
 
 /// Does a thread take whole matrices where each meets one row? Then nobody has to wait before these rows are written to a cache. Not
-/// where that leaves a thread with a third more than its part.
+/// where that leaves a thread with more than a third beyond its part.
 fn by_heads(heads: usize, nth: usize) -> bool {
     3 * heads.div_ceil(nth) * nth <= 4 * heads
 }
 
-/// Does each of `nth` threads, which writes its heads of `rows` to `cache`, find them made by itself, as its share of `product`? That is
-/// m x.
+/// Does each of `nth` threads, which writes its heads of `rows` to `cache`, find them made by itself, as its share of `product`, which
+/// is m x?
 pub fn heads_stay([m, x, product]: [&Tensor; 3], [cache, rows]: [&Tensor; 2], nth: usize) -> bool {
     let (size, heads) = (m.n(0), m.n(2));
-    let same = product.data == rows.data
-        && rows.plain() == Some(Plain::F32)
-        && cache.concrete().is_some_and(|c| c.head_size == size);
-    let one_row = x.ne == [m.ne[0], 1, m.ne[2], 1] && rows.n(0) == size * heads && rows.rows() == 1;
-    same && one_row && product.nb[2] == size * size_of::<f32>() && by_heads(heads, nth)
+    let one_row = x.ne == [m.ne[0], 1, m.ne[2], 1] && rows.ne == [m.ne[0] * m.ne[2], 1, 1, 1];
+    let same_heads = rows.data == product.data && product.nb[2] == size * size_of::<f32>();
+    let same_type = rows.plain() == Some(Plain::F32) && cache.concrete().is_some_and(|c| c.head_size == size);
+    check(m, x, product).is_ok() && one_row && same_heads && same_type && by_heads(heads, nth)
 }
 
 struct Product<'a> {
@@ -308,7 +312,8 @@ mod tests {
                 let ne = [(size * heads) as i64, cells as i64, 1, 1];
                 let nb = [bytes, bytes * heads, bytes * heads * cells, bytes * heads * cells];
                 let cache_of = Tensor { kind: c.id(), ne, nb, ..tensor(Plain::F32, [1; 4], &mut cache) };
-                y.fill(0.0);
+                // What others would have made: to be left alone.
+                y.fill(7.0);
                 let product = tensor(Plain::F32, [size, 1, heads, 1], &mut y);
                 let keys = tensor(Plain::F32, [size * heads, 1, 1, 1], &mut y);
                 for &ith in threads {
@@ -336,6 +341,34 @@ mod tests {
             }
         }
         assert_eq!(stayed, 6);
+    }
+
+    #[test]
+    fn heads_of_other_rows_do_not_stay() {
+        let (size, heads) = (64, 4);
+        let mut m = vec![f16::ONE; size * size * heads];
+        let (mut x, mut y, cache) = (vec![1.0f32; size * heads], vec![0.0f32; 2 * size * heads], vec![0u8; 1 << 16]);
+        let m = tensor(Plain::F16, [size, size, heads, 1], &mut m);
+        let x = tensor(Plain::F32, [size, 1, heads, 1], &mut x);
+        let product = tensor(Plain::F32, [size, 1, heads, 1], &mut y);
+        let rows = tensor(Plain::F32, [size * heads, 1, 1, 1], &mut y);
+        let cache = |name: &str| {
+            let Some(Entry::Concrete(c)) = by_name(name) else { panic!("{name}") };
+            Tensor { kind: c.id(), ..tensor(Plain::F32, [1; 4], &mut cache.clone()) }
+        };
+        let stay = |m: &Tensor, x: &Tensor, product: &Tensor, cache: &Tensor, rows: &Tensor| {
+            heads_stay([m, x, product], [cache, rows], 2)
+        };
+        let srft4 = cache("srft4_64");
+        assert!(stay(&m, &x, &product, &srft4, &rows));
+        assert!(!stay(&m, &x, &product, &cache("srft4_128"), &rows), "other heads");
+        assert!(!stay(&m, &x, &product, &srft4, &Tensor { data: y[size..].as_mut_ptr().cast(), ..rows }), "other rows");
+        assert!(!stay(&m, &x, &product, &srft4, &Tensor { kind: 1, ..rows }), "f16");
+        assert!(!stay(&m, &x, &product, &srft4, &Tensor { ne: [128, 2, 1, 1], ..rows }), "two rows");
+        let spread = Tensor { nb: [4, 4 * size, 8 * size, 8 * size * heads], ..product };
+        assert!(!stay(&m, &x, &spread, &srft4, &rows), "heads that lie apart");
+        assert!(!stay(&Tensor { data: std::ptr::null_mut(), ..m }, &x, &product, &srft4, &rows), "no matrices");
+        assert!(!stay(&Tensor { ne: [64, 32, 4, 1], ..m }, &x, &product, &srft4, &rows), "a product that is refused");
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! A row of ggml's holds the heads of a cell one after the other; the unit of work here is one head. Rows that stand alone
 //! are shared out between threads as they come. Rows of a group are written in the order of the op, so each thread takes
-//! whole heads of streams, which know nothing of each other.
+//! whole heads of streams, which know nothing of each other. Of a single row each thread takes heads that lie side by side, of whatever
+//! type: those that it multiplied itself, where keys are calibrated ([`crate::products::heads_stay`]).
 
 use crate::codec::delta::Delta;
 use crate::codec::plain::Plain;
@@ -16,7 +17,7 @@ use crate::tensor::{read_floats, write_floats, Tensor, I32, I64};
 use std::ops::Range;
 
 /// The share of thread `ith` of `nth` in `n` units.
-fn share(n: usize, ith: usize, nth: usize) -> Range<usize> {
+pub fn share(n: usize, ith: usize, nth: usize) -> Range<usize> {
     n * ith / nth..n * (ith + 1) / nth
 }
 
@@ -132,12 +133,9 @@ pub unsafe fn set_rows(
         }
     };
     let values = &mut values[..c.head_size];
-    // Heads of one row go to the threads that products::by_heads leaves them with.
-    let one = rows_of_src == 1;
     match format.grouped() {
         None => {
-            let Range { start, end } = if one { ith..heads } else { share(rows_of_src * heads, ith, nth) };
-            for unit in (start..end).step_by(if one { nth } else { 1 }) {
+            for unit in share(rows_of_src * heads, ith, nth) {
                 let Some((from, to)) = find(unit / heads, unit % heads)? else { continue };
                 // SAFETY: the row of one head; kernels run on the CPU they were chosen for.
                 unsafe {
@@ -148,10 +146,12 @@ pub unsafe fn set_rows(
         }
         Some(f) => {
             let (layout, mut walker) = (GroupLayout::of(dst, f)?, Walker::new(f, kernels));
+            let of_one_row = share(heads, ith, nth);
             for unit in 0..heads * rows_of_src {
                 let Some((from, to)) = find(unit % rows_of_src, unit / rows_of_src)? else { continue };
                 let (place, lane) = layout.place(to);
-                if (if one { unit } else { lane }) % nth == ith {
+                let own = if rows_of_src == 1 { of_one_row.contains(&unit) } else { lane % nth == ith };
+                if own {
                     // SAFETY: the row of one head, of a lane that is this thread's alone.
                     unsafe {
                         read_floats(kind, from, src.nb[0], values);

@@ -5,6 +5,7 @@ use crate::codec::delta::Delta;
 use crate::codec::plain::Blocks;
 use crate::codec::srft::Srft;
 use crate::codec::RowFormat;
+use crate::lanes::{Lanes, Simd, LANES};
 use crate::random::Noise;
 use crate::rotation::HEAD_SIZES;
 use crate::table;
@@ -508,6 +509,44 @@ fn products_of_floats_agree_with_f64() {
                 assert!((out[r * CELLS + c] as f64 - want).abs() < 1e-4, "{} {width}", k.name);
             }
         }
+    }
+}
+
+/// Lanes beside limits, on them and beyond all of them, and sums of four.
+#[cfg(target_arch = "x86_64")]
+fn lanes_are_those_of_plain_rust<S: Simd>() {
+    fn places<S: Simd, const N: usize>() {
+        let limits: [f32; N] = std::array::from_fn(|i| 3.0 * i as f32 - N as f32);
+        let values: [f32; N] = std::array::from_fn(|i| 100.0 + i as f32);
+        let beside = limits.iter().flat_map(|&x| [x.next_down(), x, x.next_up()]);
+        let odd = [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MIN_POSITIVE];
+        let mut all: Vec<f32> = beside.chain(odd).collect();
+        all.resize(all.len().next_multiple_of(LANES), 0.5);
+        for x in all.chunks_exact(LANES) {
+            let (mut got, mut want) = ([0.0; LANES], [0.0; LANES]);
+            S::load(x).between(&limits, &values).store(&mut got);
+            Lanes::load(x).between(&limits, &values).store(&mut want);
+            assert_eq!(got, want, "{N} limits and {x:?}");
+        }
+    }
+    places::<S, 2>();
+    places::<S, 4>();
+    places::<S, 8>();
+    places::<S, 16>();
+    places::<S, 32>();
+    let rows = Noise::new(24).row(4 * LANES);
+    let four: [&[f32]; 4] = std::array::from_fn(|i| &rows[i * LANES..][..LANES]);
+    assert_eq!(S::sums(four.map(S::load)), four.map(|x| Lanes::load(x).sum()));
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn lanes_of_registers_are_those_of_plain_rust() {
+    if avx2::kernels().is_some() {
+        lanes_are_those_of_plain_rust::<avx2::F32x16>();
+    }
+    if avx512::bw_kernels().is_some() {
+        lanes_are_those_of_plain_rust::<avx512::F32x16>();
     }
 }
 

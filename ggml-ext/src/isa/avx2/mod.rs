@@ -108,47 +108,65 @@ fn backwards(table: impl Fn(usize) -> f32) -> [f32; 8] {
 
 /// See [`Simd::between`]. By halving: the first comparison is with the middle limit, the next with one of two, and so on; those that
 /// are greater make the place in the next table, negative because a comparison that holds is -1.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn between<const N: usize>(x: __m256, limits: &[f32; N], values: &[f32; N]) -> __m256 {
-    // SAFETY: eight are read.
-    let entry = |table: [f32; 8], at: __m256i| _mm256_permutevar8x32_ps(unsafe { _mm256_loadu_ps(table.as_ptr()) }, at);
-    // Of tables of 16 and 32, eight entries each for what the first comparisons said.
-    let eight = |table: &dyn Fn(usize) -> f32, first: usize, at: __m256i| entry(backwards(|i| table(first + i)), at);
-    let greater = |limit: __m256| _mm256_cmp_ps::<_CMP_GT_OQ>(x, limit);
-    let further =
-        |at: __m256i, greater: __m256| _mm256_add_epi32(_mm256_add_epi32(at, at), _mm256_castps_si256(greater));
-    let step = |k: u32| move |i: usize| limits[((N >> (k + 1)) + i * (N >> k)) % N];
-
-    let high = greater(_mm256_set1_ps(limits[N / 2]));
-    let mut at = _mm256_castps_si256(high);
-    let mut second = high;
-    for k in 1..N.ilog2() {
-        let table = step(k);
-        let limit = match k {
-            4 => _mm256_blendv_ps(eight(&table, 0, at), eight(&table, 8, at), high),
-            _ => eight(&table, 0, at),
-        };
-        let above = greater(limit);
-        if k == 1 {
-            second = above;
-        }
-        at = further(at, above);
-    }
-    let value = |i: usize| values[i % N];
-    let half = |first: usize| match N {
-        32 => _mm256_blendv_ps(eight(&value, first, at), eight(&value, first + 8, at), second),
-        _ => eight(&value, first, at),
+///
+/// # Safety
+/// A CPU with AVX2.
+#[inline(always)]
+unsafe fn between<const N: usize>(x: __m256, limits: &[f32; N], values: &[f32; N]) -> __m256 {
+    // Eight entries of a table from `first` on.
+    let entry = |table: &dyn Fn(usize) -> f32, first: usize, at: __m256i| {
+        let eight = backwards(|i| table(first + i));
+        // SAFETY: eight are read.
+        unsafe { _mm256_permutevar8x32_ps(_mm256_loadu_ps(eight.as_ptr()), at) }
     };
-    match N {
-        16 | 32 => _mm256_blendv_ps(half(0), half(N / 2), high),
-        _ => half(0),
+    // SAFETY: the caller's promise.
+    unsafe {
+        let greater = |limit: __m256| _mm256_cmp_ps::<_CMP_GT_OQ>(x, limit);
+        let high = greater(_mm256_set1_ps(limits[N / 2]));
+        let (mut at, mut second) = (_mm256_castps_si256(high), high);
+        for k in 1..N.ilog2() {
+            let limit = |i: usize| limits[((N >> (k + 1)) + i * (N >> k)) % N];
+            let above = greater(match k {
+                4 => _mm256_blendv_ps(entry(&limit, 0, at), entry(&limit, 8, at), high),
+                _ => entry(&limit, 0, at),
+            });
+            if k == 1 {
+                second = above;
+            }
+            at = _mm256_add_epi32(_mm256_add_epi32(at, at), _mm256_castps_si256(above));
+        }
+        let value = |i: usize| values[i % N];
+        let half = |first: usize| match N {
+            32 => _mm256_blendv_ps(entry(&value, first, at), entry(&value, first + 8, at), second),
+            _ => entry(&value, first, at),
+        };
+        match N {
+            16 | 32 => _mm256_blendv_ps(half(0), half(N / 2), high),
+            _ => half(0),
+        }
+    }
+}
+
+/// The sums of four lanes each, lane i with i+2 and then i+1.
+///
+/// # Safety
+/// A CPU with SSE.
+#[inline(always)]
+pub(super) unsafe fn sums_of_quarters([a, b, c, d]: [__m128; 4]) -> [f32; 4] {
+    // SAFETY: the caller's promise; four are written.
+    unsafe {
+        let ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+        let cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+        let mut sums = [0.0; 4];
+        let all = _mm_add_ps(_mm_shuffle_ps::<0x88>(ab, cd), _mm_shuffle_ps::<0xdd>(ab, cd));
+        _mm_storeu_ps(sums.as_mut_ptr(), all);
+        sums
     }
 }
 
 /// Sixteen lanes in two registers.
 #[derive(Clone, Copy)]
-struct F32x16(__m256, __m256);
+pub(super) struct F32x16(__m256, __m256);
 
 #[expect(
     clippy::undocumented_unsafe_blocks,
@@ -307,12 +325,10 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn sums(four: [Self; 4]) -> [f32; 4] {
         unsafe {
-            let [a, b, c, d] = four.map(|x| _mm256_add_ps(x.0, x.1));
-            let all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-            let mut sums = [0.0; 4];
-            let both = _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps::<1>(all));
-            _mm_storeu_ps(sums.as_mut_ptr(), both);
-            sums
+            sums_of_quarters(four.map(|x| {
+                let a = _mm256_add_ps(x.0, x.1);
+                _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a))
+            }))
         }
     }
     #[inline(always)]

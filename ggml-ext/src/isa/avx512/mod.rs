@@ -17,6 +17,7 @@ mod products;
 mod quads;
 mod unpack;
 
+use super::avx2::sums_of_quarters;
 use super::{compile_portable_kernels, scalar};
 use super::{Kernels, LevelBlock, Matrix, Queries, Sight, CELLS};
 use crate::codec::delta::{Chain, Delta, RowKind};
@@ -103,7 +104,7 @@ unsafe fn vnni_weigh_levels(v: LevelBlock, _n: usize, weights: *const f32, rows:
 
 /// Sixteen lanes in one register.
 #[derive(Clone, Copy)]
-struct F32x16(__m512);
+pub(super) struct F32x16(__m512);
 
 /// Entries of a table of up to 32.
 #[inline]
@@ -247,17 +248,12 @@ impl Simd for F32x16 {
         }
     }
     #[inline(always)]
-    fn sums([a, b, c, d]: [Self; 4]) -> [f32; 4] {
+    fn sums(four: [Self; 4]) -> [f32; 4] {
         unsafe {
-            // Of each 128-bit part: a and b, c and d by turns, then all four.
-            let ab = _mm512_add_ps(_mm512_unpacklo_ps(a.0, b.0), _mm512_unpackhi_ps(a.0, b.0));
-            let cd = _mm512_add_ps(_mm512_unpacklo_ps(c.0, d.0), _mm512_unpackhi_ps(c.0, d.0));
-            let all = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(ab, cd), _mm512_shuffle_ps::<0xee>(ab, cd));
-            let half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps::<1>(all));
-            let mut sums = [0.0; 4];
-            let quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
-            _mm_storeu_ps(sums.as_mut_ptr(), quarter);
-            sums
+            sums_of_quarters(four.map(|x| {
+                let a = _mm256_add_ps(_mm512_castps512_ps256(x.0), _mm512_extractf32x8_ps::<1>(x.0));
+                _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a))
+            }))
         }
     }
     #[inline(always)]

@@ -301,9 +301,12 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn sums(four: [Self; 4]) -> [f32; 4] {
         unsafe {
-            let [a, b, c, d] = four.map(|F32x16([a, b, c, d])| vaddq_f32(vaddq_f32(a, b), vaddq_f32(c, d)));
+            let [a, b, c, d] = four.map(|F32x16([a, b, c, d])| vaddq_f32(vaddq_f32(a, c), vaddq_f32(b, d)));
+            let low = |a, b| vcombine_f32(vget_low_f32(a), vget_low_f32(b));
+            let high = |a, b| vcombine_f32(vget_high_f32(a), vget_high_f32(b));
             let mut sums = [0.0; 4];
-            vst1q_f32(sums.as_mut_ptr(), vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
+            let [ab, cd] = [(a, b), (c, d)].map(|(a, b)| vaddq_f32(low(a, b), high(a, b)));
+            vst1q_f32(sums.as_mut_ptr(), vpaddq_f32(ab, cd));
             sums
         }
     }
