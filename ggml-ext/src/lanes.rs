@@ -275,14 +275,21 @@ impl Simd for Lanes {
 /// Rounds to the nearest integer, ties to even, for |x| below 2^22: the same bits on every target.
 #[inline(always)]
 pub fn round_even(x: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23
     (x + MAGIC) - MAGIC
 }
+
+/// The same for sixteen.
+#[inline(always)]
+pub fn round_lanes<S: Simd>(x: S) -> S {
+    x.plus(S::splat(MAGIC)).minus(S::splat(MAGIC))
+}
+
+/// 1.5 * 2^23: behind its last bit there is no fraction.
+const MAGIC: f32 = 12_582_912.0;
 
 /// e^x for x <= 0 with a relative error below 2e-7; 0 below -87; NaN stays.
 #[inline(always)]
 pub fn exp_nonpositive<S: Simd>(x: S) -> S {
-    const MAGIC: f32 = 12_582_912.0; // as in round_even
     const LN2_HI: f32 = 0.693_359_4;
     const LN2_LO: f32 = -2.121_944_4e-4;
     let least = S::splat(-88.0).max(x);

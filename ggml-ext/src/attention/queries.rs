@@ -84,15 +84,14 @@ impl<'a> QueryRows<'a> {
         unsafe {
             let row = std::slice::from_raw_parts_mut(self.floats.add(r * width), width);
             self.k.enter_query(kernels, q, at, row);
+            if self.k.scorer == Scorer::Levels && self.k.has_levels() {
+                return (kernels.quantize_query)(row, self.factor, self.bytes, r);
+            }
             let finite = row.iter().all(|x| x.is_finite());
-            match self.k.scorer {
-                Scorer::Tables(f) => {
-                    (kernels.scale)(row, self.factor);
-                    let table = self.tables.add(r * self.table_len);
-                    (kernels.polar_tables)(f, row, std::slice::from_raw_parts_mut(table, self.table_len));
-                }
-                Scorer::Levels if self.k.has_levels() => (kernels.quantize_query)(row, self.factor, self.bytes, r),
-                Scorer::Levels => (kernels.scale)(row, self.factor),
+            (kernels.scale)(row, self.factor);
+            if let Scorer::Tables(f) = self.k.scorer {
+                let table = self.tables.add(r * self.table_len);
+                (kernels.polar_tables)(f, row, std::slice::from_raw_parts_mut(table, self.table_len));
             }
             finite
         }

@@ -167,8 +167,8 @@ pub struct Kernels {
     /// `n` rows of f32, f16 or bf16 to f32 rows of `width`, zero beyond `size`.
     pub widen:
         unsafe fn(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize),
-    /// Row `row` of `out` = factor * q, which is padded with zeros; NaN scales where q is not finite.
-    pub quantize_query: unsafe fn(q: &[f32], factor: f32, out: Queries, row: usize),
+    /// Row `row` of `out` = factor * q, which is padded with zeros; NaN scales, and false, where q is not finite.
+    pub quantize_query: unsafe fn(q: &[f32], factor: f32, out: Queries, row: usize) -> bool,
     /// out[r][c] = (levels of cell c) . (query r), for the cells of a whole block; rows of `out` are CELLS apart.
     pub dot_levels: unsafe fn(k: LevelBlock, n: usize, q: Queries, out: *mut f32),
     /// The same on f32 rows; `q` rows are `width` apart.
@@ -290,9 +290,9 @@ macro_rules! compile_portable_kernels {
             r.backward(y, x)
         }
         #[target_feature(enable = $feature)]
-        unsafe fn quantize_query(q: &[f32], factor: f32, out: Queries, row: usize) {
+        unsafe fn quantize_query(q: &[f32], factor: f32, out: Queries, row: usize) -> bool {
             // SAFETY: the caller's promise is passed on.
-            unsafe { scalar::quantize_query(q, factor, out, row) }
+            unsafe { scalar::quantize_query::<$simd>(q, factor, out, row) }
         }
         #[target_feature(enable = $feature)]
         unsafe fn dot_floats(k: *const f32, width: usize, n: usize, q: *const f32, rows: usize, out: *mut f32) {

@@ -6,7 +6,7 @@ use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
 use crate::codec::polar::Polar;
 use crate::codec::{Format, RowFormat};
-use crate::lanes::{exp_nonpositive, round_even, Lanes, Simd, LANES};
+use crate::lanes::{exp_nonpositive, round_lanes, Lanes, Simd, LANES};
 use crate::rotation::{Rotation, MAX_HEAD};
 use half::{bf16, f16};
 
@@ -23,7 +23,7 @@ pub static KERNELS: Kernels = Kernels {
     rotate_back: |r: &Rotation, y, x| Lanes::rotate_back(r, y, x),
     unpack,
     widen,
-    quantize_query,
+    quantize_query: quantize_query::<Lanes>,
     dot_levels,
     dot_floats: dot_floats::<Lanes>,
     dot_halves: dot_halves::<Lanes>,
@@ -165,21 +165,25 @@ pub unsafe fn widen(kind: Plain, data: *const u8, stride: usize, n: usize, size:
 /// # Safety
 /// `out` has room for row `row`, which is no narrower than q.
 #[inline(always)]
-pub unsafe fn quantize_query(q: &[f32], factor: f32, out: Queries, row: usize) {
-    // A query that is not finite has no 8-bit form: its scores are NaN, as they would be in f32.
-    let finite = q.iter().all(|x| x.is_finite());
+pub unsafe fn quantize_query<S: Simd>(q: &[f32], factor: f32, out: Queries, row: usize) -> bool {
+    // A query that is not finite has no 8-bit form: its scores are NaN, as they would be in f32. x - x is 0, or else NaN.
+    let mut nothing = S::splat(0.0);
+    for x in q.chunks_exact(LANES).map(S::load) {
+        nothing = nothing.plus(x.minus(x));
+    }
+    let finite = nothing.sum() == 0.0;
     for g in 0..out.scale_groups() {
         // SAFETY: group g of the row.
         let (bytes, scale, sum) = unsafe {
             let at = row * out.scale_groups() + g;
-            let bytes =
-                std::slice::from_raw_parts_mut(out.bytes.add(row * out.width + g * out.scale_group), out.scale_group);
+            let bytes = out.bytes.add(row * out.width + g * out.scale_group).cast::<u8>();
+            let bytes = std::slice::from_raw_parts_mut(bytes, out.scale_group);
             (bytes, &mut *out.scales.add(at), &mut *out.sums.add(at))
         };
         let values = q.get(g * out.scale_group..(g + 1) * out.scale_group).unwrap_or(&[]);
-        let mut top = Lanes::ZERO;
+        let mut top = S::splat(0.0);
         for x in values.chunks_exact(LANES) {
-            top = Lanes::load(x).abs().max(top);
+            top = S::load(x).abs().max(top);
         }
         let largest = top.largest();
         if largest == 0.0 || !finite {
@@ -187,14 +191,19 @@ pub unsafe fn quantize_query(q: &[f32], factor: f32, out: Queries, row: usize) {
             (*scale, *sum) = (if finite { 0.0 } else { f32::NAN }, 0);
             continue;
         }
-        // No reciprocal of a denormal.
-        let inverse = 127.0 / largest.max(f32::MIN_POSITIVE);
-        for (b, &x) in bytes.iter_mut().zip(values) {
-            *b = round_even(x * inverse) as i32 as i8;
+        // A reciprocal that f32 has.
+        let inverse = S::splat(127.0 / largest.max(1e-36));
+        let mut total = S::splat(0.0);
+        for (bytes, x) in bytes.chunks_exact_mut(LANES).zip(values.chunks_exact(LANES)) {
+            let whole = round_lanes(S::load(x).times(inverse));
+            whole.store_bytes(bytes);
+            total = total.plus(whole);
         }
         *scale = largest / 127.0 * factor;
-        *sum = bytes.iter().map(|&b| i32::from(b)).sum();
+        // Whole numbers that f32 has all of.
+        *sum = total.sum() as i32;
     }
+    finite
 }
 
 /// See [`Kernels::dot_levels`].
