@@ -284,7 +284,7 @@ struct footprint {
     }
 };
 
-// Asks for the part of a product's matrices that a thread takes while one token is decoded: weights have driven them out of all caches
+// Asks for what a thread takes of a product's matrices while one token is decoded, or nearly that: weights have driven them out of all caches
 // since the token before.
 void prefetch_matrices(const ggml_tensor * product, const ggml_compute_params * params) {
 #if defined(__GNUC__)
@@ -387,16 +387,16 @@ int64_t ggml_ext_cpu_waits_saved(void) {
 }
 
 int ggml_ext_cpu_fuse(const ggml_cgraph * graph, int first, const ggml_compute_params * params) {
-    constexpr int MOST = 8;
-    footprint     of[MOST];
-    int           n = 0, last = first;
-
-    if (graph->nodes[first]->op == GGML_OP_MUL_MAT && !is_product(graph->nodes[first])) {
-        if (const ggml_tensor * product = next_product(graph, first)) {
+    if (!waits_for_nobody(graph->nodes[first])) {
+        if (const ggml_tensor * product = graph->nodes[first]->op == GGML_OP_MUL_MAT ? next_product(graph, first) : nullptr) {
             prefetch_matrices(product, params);
         }
         return 0;
     }
+    constexpr int MOST = 8;
+    footprint     of[MOST];
+    int           n = 0, last = first;
+
     for (int i = first; i < graph->n_nodes && n < MOST; i++) {
         const ggml_tensor * op = graph->nodes[i];
         if (ggml_op_is_empty(op->op) || ggml_is_empty(op) || !(op->flags & GGML_TENSOR_FLAG_COMPUTE)) {

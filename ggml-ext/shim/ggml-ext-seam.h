@@ -92,7 +92,7 @@ bool ggml_ext_cpu_supports_op(const struct ggml_tensor * op);
 // nothing is, where there is but one such op. It is asked about every node, and prefetches the matrices of products that come next.
 int ggml_ext_cpu_fuse(const struct ggml_cgraph * graph, int first, const struct ggml_compute_params * params);
 
-// How many waits of all threads that were in this process: what tests look at.
+// How many waits of all threads ggml_ext_cpu_fuse has left out in this process: for tests.
 int64_t ggml_ext_cpu_waits_saved(void);
 
 // Families and concrete types alike, without asking the table; not specs, which no tensor has.

@@ -381,9 +381,9 @@ fn encode_8<S: Simd>(x: &[f32], codes: &mut [u8]) -> f32 {
         codes.fill(0);
         return 0.0;
     }
-    let inverse = 127.0 / largest;
-    for (code, &x) in codes.iter_mut().zip(x) {
-        *code = round_even(x * inverse) as i32 as i8 as u8;
+    let inverse = S::splat(127.0 / largest);
+    for (codes, x) in codes.chunks_exact_mut(LANES).zip(x.chunks_exact(LANES)) {
+        round_even(S::load(x).times(inverse)).store_bytes(codes);
     }
     largest / 127.0
 }

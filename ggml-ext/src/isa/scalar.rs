@@ -6,7 +6,7 @@ use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
 use crate::codec::polar::Polar;
 use crate::codec::{Format, RowFormat};
-use crate::lanes::{exp_nonpositive, round_lanes, Lanes, Simd, LANES};
+use crate::lanes::{exp_nonpositive, round_even, Lanes, Simd, LANES};
 use crate::rotation::{Rotation, MAX_HEAD};
 use half::{bf16, f16};
 
@@ -195,7 +195,7 @@ pub unsafe fn quantize_query<S: Simd>(q: &[f32], factor: f32, out: Queries, row:
         let inverse = S::splat(127.0 / largest.max(1e-36));
         let mut total = S::splat(0.0);
         for (bytes, x) in bytes.chunks_exact_mut(LANES).zip(values.chunks_exact(LANES)) {
-            let whole = round_lanes(S::load(x).times(inverse));
+            let whole = round_even(S::load(x).times(inverse));
             whole.store_bytes(bytes);
             total = total.plus(whole);
         }
