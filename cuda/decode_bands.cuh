@@ -46,7 +46,7 @@ template <uint KIND, uint D> __host__ __device__ constexpr band_place band_at(ui
 
 template <uint KIND, uint D, uint QB> struct decode_band_keys {
     static constexpr uint C = D/64, SCALES = D/32;
-    static constexpr bool CHOOSES_SCALES = false;
+    static constexpr bool CHOOSES_SCALES = false, READS_ROWS = true;
 
     struct queries {
         uint b[C][2][QB][2];           // [chunk][band][block of rows][half of the 32 values]

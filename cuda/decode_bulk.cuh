@@ -22,7 +22,7 @@ namespace kv {
 namespace {
 
 constexpr uint TILE_STEPS = TILE/STEP;
-constexpr uint TILE_WEIGHTS = TILE + 8;
+constexpr uint TILE_WEIGHTS = TILE + 16;
 
 // Warps that a multiprocessor has registers for.
 template <uint D> constexpr uint bulk_warps() {
@@ -48,15 +48,16 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     // what does not depend on the number of heads
     static constexpr uint BARS    = 0;
     static constexpr uint DONE    = BARS + WARPS*MOST_DEPTH*16;
-    static constexpr uint COUNT   = DONE + WARPS*MOST_DEPTH*8; // two
+    static constexpr uint COUNT   = DONE + WARPS*MOST_DEPTH*16; // two
     static constexpr uint LIST    = COUNT + 16;
     static constexpr uint SEEN    = LIST + TILE_MASK/TILE*2;
-    static constexpr uint SOFTS   = SEEN + TILE_MASK/TILE;
+    static constexpr uint MASKED  = SEEN + TILE_MASK/TILE;
+    static constexpr uint SOFTS   = MASKED + TILE_MASK/TILE;
     static constexpr uint SLOPES  = SOFTS + WARPS*ROWS*8;
     static constexpr uint MASK    = SLOPES + WARPS*ROWS*4;
     static constexpr uint FRONT   = MASK + TILE_MASK*2; // what follows the table, where there is one
     static constexpr uint TABLE   = (1 << 16) - SHARED_BASE, GAPS = TABLE + 128;
-    static constexpr uint WARP_WEIGHTS = 8*TILE_WEIGHTS*2;
+    static constexpr uint WARP_WEIGHTS = ROWS*TILE_WEIGHTS*2;
     static constexpr uint WEIGHTS = WITH_TABLE ? TABLE + (1 << 16) : FRONT, WEIGHT_BYTES = WARPS*WARP_WEIGHTS;
     static constexpr uint SCALES  = WITH_TABLE ? GAPS : WEIGHTS + WEIGHT_BYTES;
     static constexpr uint BACK    = WITH_TABLE ? WEIGHTS + WEIGHT_BYTES : SCALES + WARPS*SCALE_PIECES*PIECE;
@@ -99,69 +100,133 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     }
 };
 
-// The scales of the cells of a tile: of K floats, by cell; of V halves, by scale, in the order of the weights.
+// The scales of the cells of a tile: of K floats, by cell; of V halves, the first ones of chunks beside zeros, and then the second ones, by
+// the pairs of cells that a lane multiplies with.
 template <uint D, uint PIECE> __device__ __forceinline__ uint key_scales_at(uint cell) {
     constexpr uint CELLS = 1024/D; // of a piece
     return cell/CELLS*PIECE + cell % CELLS*(D/8);
 }
 
-template <uint PIECE> __device__ __forceinline__ uint value_scales_at(uint i) {
-    return i/2*PIECE + i % 2*64;
+// Pair 2 `step` + `half_of` of lanes t, of the first ones; the second ones are behind the pieces of these.
+template <uint D, uint PIECE> __device__ __forceinline__ uint value_scales_at(uint pair) {
+    constexpr uint BYTES = D/2; // of a pair, for lanes t
+    return pair*BYTES/128*PIECE + pair*BYTES % 128;
 }
 
-// Counts up to `count`, and gives what was counted before: what was read before it, has been read. By lane 0; the others get ~0.
-__device__ __forceinline__ uint count_up(uint * counter, uint count, uint lane) {
-    uint before = ~0u;
+// Counts a warp that is done with a slot, at a barrier for as many as read it. By lane 0, for `was_last`, which looks at it later: it
+// takes a while.
+__device__ __forceinline__ unsigned long long leave(uint bar, uint lane) {
+    unsigned long long state = 0;
 #if __CUDA_ARCH__ >= 900
     asm volatile(
         "{\n"
         ".reg .pred first;\n"
-        "setp.eq.u32 first, %3, 0;\n"
-        "@first atom.acq_rel.cta.shared::cta.inc.u32 %0, [%1], %2;\n"
-        "}" : "+r"(before) : "r"(shared_address(counter)), "r"(count - 1), "r"(lane) : "memory");
+        "setp.eq.u32 first, %2, 0;\n"
+        "@first mbarrier.arrive.shared::cta.b64 %0, [%1];\n"
+        "}" : "+l"(state) : "r"(bar), "r"(lane) : "memory");
 #endif
-    return before;
+    return state;
+}
+
+// Were all others done before? Then what they read has been read.
+__device__ __forceinline__ bool was_last(uint bar, unsigned long long state, uint lane) {
+#if __CUDA_ARCH__ >= 900
+    uint pending;
+    asm volatile("mbarrier.pending_count.b64 %0, %1;" : "=r"(pending) : "l"(state));
+    if (lane == 0 && pending == 1) {
+        asm volatile(
+            "{\n"
+            ".reg .pred there;\n"
+            "mbarrier.test_wait.shared::cta.b64 there, [%0], %1;\n"
+            "}" :: "r"(bar), "l"(state) : "memory");
+        return true;
+    }
+#endif
+    return false;
+}
+
+// 2 or a multiple of 4 words.
+template <uint N> __device__ __forceinline__ void load_words(uint (&x)[N], const uint8_t * from) {
+    if constexpr (N == 2) {
+        const ::uint2 two = *(const ::uint2 *) from;
+        x[0] = two.x;
+        x[1] = two.y;
+    } else {
+#pragma unroll
+        for (uint i = 0; i < N; i += 4) {
+            const ::uint4 four = *(const ::uint4 *) (from + 4*i);
+            x[i] = four.x;
+            x[i + 1] = four.y;
+            x[i + 2] = four.z;
+            x[i + 3] = four.w;
+        }
+    }
 }
 
 // They are made once, by the lane of a cell.
-template <uint K, uint D, uint PIECE> __device__ __forceinline__ void make_key_scales(uint8_t * scales, const uint8_t * row, uint lane) {
-    constexpr uint COUNT = D/32, BYTES = level_scale_bytes(K, D);
+template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_t * at, const uint8_t * row) {
+    constexpr uint C = D/64, COUNT = 2*C, BYTES = level_scale_bytes(K, D);
     uint words[(BYTES + 3)/4];
     if constexpr (BYTES == 2) {
         words[0] = *(const unsigned short *) row;
     } else {
         load_scales<tile_bytes, BYTES, level_row_align(K, D)>(words, row);
     }
-    const auto scale = [&](uint i) { return scale_at<code_bits(K)>(words, i); };
+    uint halves[(C + 1)/2*2];
+    const auto scale = [&](uint i) {
+        if constexpr (code_bits(K) == 8) {
+            return scale_at<8>(words, i);
+        } else {
+            const __half2 two = *(const __half2 *) &halves[i/2];
+            return i % 2 ? __high2float(two) : __low2float(two);
+        }
+    };
+    if constexpr (code_bits(K) != 8) {
+#pragma unroll
+        for (uint c = 0; c < C; ++c) {
+            halves[c] = halves_of_scales<0>(prmt(words[c/2], 0, c % 2 ? 0x4342 : 0x4140));
+        }
+    }
+    // All first ones and then the second ones, where a lane needs the one or the other.
+    const auto place = [&](uint i) { return scale(decode_keys_of<K, D, 1>::CHOOSES_SCALES ? i % C*2 + i/C : i); };
     if constexpr (COUNT == 2) {
-        *(::float2 *) (scales + key_scales_at<D, PIECE>(lane)) = make_float2(scale(0), scale(1));
+        *(::float2 *) at = make_float2(place(0), place(1));
     } else {
 #pragma unroll
         for (uint i = 0; i < COUNT; i += 4) {
-            *(::float4 *) (scales + key_scales_at<D, PIECE>(lane) + 4*i) = make_float4(scale(i), scale(i + 1), scale(i + 2), scale(i + 3));
+            *(::float4 *) (at + 4*i) = make_float4(place(i), place(i + 1), place(i + 2), place(i + 3));
         }
     }
 }
 
-template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value_scales(uint8_t * scales, const uint8_t * row, uint lane) {
-    constexpr uint COUNT = D/32, BYTES = level_scale_bytes(V, D);
+// 1, 2 or 4 words.
+template <uint N> __device__ __forceinline__ void store_words(uint8_t * to, const uint (&x)[N]) {
+    if constexpr (N == 1) {
+        *(uint *) to = x[0];
+    } else if constexpr (N == 2) {
+        *(::uint2 *) to = make_uint2(x[0], x[1]);
+    } else {
+        static_assert(N == 4, "");
+        *(::uint4 *) to = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+}
+
+template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value_scales(uint8_t * at, const uint8_t * row) {
+    constexpr uint C = D/64, BYTES = level_scale_bytes(V, D);
     uint words[(BYTES + 3)/4];
     if constexpr (BYTES == 2) {
         words[0] = *(const unsigned short *) row;
     } else {
         load_scales<tile_bytes, BYTES, level_row_align(V, D)>(words, row);
     }
-    uint8_t * at = scales + 2*(lane/STEP*STEP + weight_at(lane % STEP));
 #pragma unroll
-    for (uint i = 0; i < COUNT; i += 2) {
-        uint two;
-        if constexpr (code_bits(V) == 8) {
-            two = finite(words[i/2]);
-        } else {
-            two = halves_of_scales<decode_values<V, D>::POWER>(prmt(words[i/4], 0, i % 4 ? 0x4342 : 0x4140) & 0x00ff00ff);
+    for (uint second = 0; second < 2; ++second) {
+        uint two[C];
+#pragma unroll
+        for (uint c = 0; c < C; ++c) {
+            two[c] = decode_values<V, D>::two_scales(words, c) & (second ? 0xffff0000 : 0x0000ffff);
         }
-        *(unsigned short *) (at + value_scales_at<PIECE>(i)) = (unsigned short) two;
-        *(unsigned short *) (at + value_scales_at<PIECE>(i + 1)) = (unsigned short) (two >> 16);
+        store_words(at + second*C*PIECE, two);
     }
 }
 
@@ -229,15 +294,14 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     if (layout::WITH_TABLE && shared_address(raw) != SHARED_BASE) {
         __trap();
     }
-    const uint bars = shared_address(raw + layout::BARS); // of a tile: keys, values
-    uint * const done = (uint *) (raw + layout::DONE);
+    const uint bars = shared_address(raw + layout::BARS), done = shared_address(raw + layout::DONE); // of a tile: keys, values
     unsigned short * const list = (unsigned short *) (raw + layout::LIST), * const mask = (unsigned short *) (raw + layout::MASK);
-    const auto ask_keys = [&](uint slot, uint tile) {
-        const uint first = tile*TILE, count = key_count > first ? min(key_count - first, TILE) : 0;
+    const auto ask_keys = [&](uint slot, uint first) {
+        const uint count = key_count > first ? min(key_count - first, TILE) : 0;
         ask_for(raw + at.slot_at(2*slot), keys + first*k_cell, count*k_cell, bars + 16*slot);
     };
-    const auto ask_values = [&](uint slot, uint tile) {
-        const uint first = tile*TILE, count = end - begin > first ? min(end - begin - first, TILE) : 0;
+    const auto ask_values = [&](uint slot, uint first) {
+        const uint count = end - begin > first ? min(end - begin - first, TILE) : 0;
         ask_for(raw + at.slot_at(2*slot + 1), values + first*v_cell, count*v_cell, bars + 16*slot + 8);
     };
     // The n-th tile of a team, among those that are read.
@@ -258,14 +322,15 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     const auto bits_here = [&]() { return cell >= end - begin ? HIDDEN_MASK : mask_bits(p, mask_offset(p, first_token + row, block.stream), begin + cell); };
     next_row();
     unsigned short bits = row < mask_rows ? bits_here() : HIDDEN_MASK;
-    uint8_t * const seen = raw + layout::SEEN;
+    uint8_t * const seen = raw + layout::SEEN, * const masked = raw + layout::MASKED; // of tiles: is there a cell to be seen, and does the mask add anything?
     if (threadIdx.x < TILE_MASK/TILE) { // a block has at least as many threads
-        seen[threadIdx.x] = 0;
+        seen[threadIdx.x]   = 0;
+        masked[threadIdx.x] = 0;
     }
     if (warp == 0) {
         for (uint i = lane; i < 2*teams*depth; i += 32) {
             begin_barrier(bars + 8*i, 1);
-            done[i] = 0;
+            begin_barrier(done + 8*i, heads);
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
@@ -286,6 +351,9 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
         mask[place] = visible ? here : HIDDEN_MASK;
         if (__any_sync(KV_ALL_LANES, visible)) {
             seen[tile] = 1;
+        }
+        if (__any_sync(KV_ALL_LANES, here != 0)) {
+            masked[tile] = 1;
         }
     }
     // Units that the launch before writes to, a bit for each. A written row changes others of a group of delta, which is one unit.
@@ -310,8 +378,8 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 for (unsigned long long before = late; before != 0 && (uint) __ffsll(before) <= unit + 1; before &= before - 1) {
                     ++unit;
                 }
-                const uint tile = unit*UNIT + place % UNIT;
-                i/teams % 2 != 0 ? ask_values(slot, tile) : ask_keys(slot, tile);
+                const uint first = (unit*UNIT + place % UNIT)*TILE;
+                i/teams % 2 != 0 ? ask_values(slot, first) : ask_keys(slot, first);
             }
         }
     };
@@ -323,20 +391,17 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     if (threadIdx.x < heads*ROWS) {
         slopes[threadIdx.x] = slope_of(p, block.head_of(threadIdx.x/ROWS, threadIdx.x % ROWS));
     }
-    uint8_t * const warp_weights = raw + layout::WEIGHTS + warp*layout::WARP_WEIGHTS;
-    for (uint i = lane; i < layout::WARP_WEIGHTS/4; i += 32) {
-        ((uint *) warp_weights)[i] = 0;
-    }
     __syncthreads();
     if (RECENT) {
         for (uint i = threadIdx.x; i < p.column_count; i += threads) {
             const uint cell = cell_of(i == threadIdx.x ? first_column : column(i), args.cells) - begin; // large where the cell comes before
             for (uint r = 0; r < mask_rows && cell < end - begin; ++r) {
                 mask[r*chunk_cells + cell] = HIDDEN_MASK;
+                masked[cell/TILE] = 1;
             }
         }
     }
-    if (RECENT && late != 0) {
+    if (RECENT) {
         __syncthreads();
         // What is written is recent as a rule, and then nobody sees it here.
         for (unsigned long long left = warp == 0 ? late : 0; left != 0; left &= left - 1) {
@@ -362,7 +427,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 const bool read = of_these && (seen[first] != 0 || seen[first + UNIT - 1] != 0 || (written_to == 0 && place_of_early(mine)*UNIT < at_once));
                 const uint all = __ballot_sync(KV_ALL_LANES, read);
                 for (uint i = 0; i < UNIT && read; ++i) {
-                    list[(count + __popc(all & ((1u << lane) - 1)))*UNIT + i] = (unsigned short) (first + i);
+                    list[(count + __popc(all & ((1u << lane) - 1)))*UNIT + i] = (unsigned short) ((first + i)*TILE + masked[first + i]);
                 }
                 count += __popc(all);
             }
@@ -406,20 +471,30 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
 
     const bool one_mask = mask_rows == 1;
     const auto table = values_of::table_of([&]() { return wide_lane_table { shared_address(raw + layout::TABLE + 4*lane) }; });
-    __half * const weights = (__half *) warp_weights;
-    const ::uint2 * const weights_from = (const ::uint2 *) (weights + g*TILE_WEIGHTS + 4*t);
+    __half * const weights = (__half *) (raw + layout::WEIGHTS + warp*layout::WARP_WEIGHTS);
     uint8_t * const row_scales = raw + layout::SCALES + warp*layout::SCALE_PIECES*layout::PIECE;
-    const uint8_t * const k_slots = raw + head*layout::K_ROW, * const v_slots = raw + head*layout::V_ROW;
+    const uint8_t * const value_scales = kept(row_scales + g/4*(D/64)*layout::PIECE + t*(D/8), lane);
+    uint8_t * const key_scales_to = kept(row_scales + key_scales_at<D, layout::PIECE>(lane), lane);
+    uint8_t * const value_scales_to = kept(row_scales + value_scales_at<D, layout::PIECE>(lane/8) + (lane % 4*2 + lane/4 % 2)*(D/16), lane);
+    // What the lane reads of a tile, where its slot is the first of shared memory: the row whose scales it makes, those whose codes it has, and its codes.
+    const uint8_t * const k_row = kept(raw + head*layout::K_ROW + lane*k_cell, lane), * const v_row = kept(raw + head*layout::V_ROW + lane*v_cell, lane);
+    const uint8_t * const k_first = raw + head*layout::K_ROW + g*k_cell, * const v_first = raw + head*layout::V_ROW + t*v_cell;
+    const uint8_t * const k_codes = keys_of::READS_ROWS ? k_first + keys_of::codes_at(t) : kept(k_first + keys_of::codes_at(t), lane);
+    const uint8_t * const v_codes = values_of::READS_ROWS ? v_first + values_of::codes_at(g) : kept(v_first + values_of::codes_at(g), lane);
     decode_group<K, D, QB> group;
+    const float * const q_of_lane = DELTA ? (const float *) kept((const uint8_t *) (q + head*ROWS*(D/32)*at.query_step + group.query_at(at.query_step, lane)), lane) : nullptr;
+    const typename decode_group<K, D, QB>::template whole_chain<TILE_STEPS> whole(lane);
+    // The first cell of the n-th tile of the team. The list says as well whether the mask adds anything to a tile.
+    const auto first_of = [&](uint n) { return list[tile_at(team, n)]/TILE*TILE; };
     uint n = 0, ring = 0, parity = 0, count = counts[1]; // tiles that are not written to, and then the others
     while (true) {
         // A tile, or the two of a group: its keys, and then its values.
 #pragma unroll 1
         for (; team < teams && tile_at(team, n) < count; n += UNIT) { // all teams are there, but registers are fewer so
             const auto slot_of = [&](uint i) { return team*depth + ring + i; };
-            const auto first_of = [&](uint i) { return list[tile_at(team, n + i)]*TILE; };
             // Is there a tile that comes next into a slot, and was this warp the last that was done with it?
-            const auto asks = [&](uint done_before, uint i) { return done_before == heads - 1 && tile_at(team, n + i + depth) < count; };
+            const auto asks = [&](uint bar, unsigned long long left, uint i) { return tile_at(team, n + i + depth) < count && was_last(bar, left, lane); };
+            const uint listed = UNIT == 2 ? *(const uint *) &list[tile_at(team, n)] : 0; // of both
             float s[UNIT][QB][4]; // of the tile at hand: the last one while keys are multiplied, the first one while values are
             if (DELTA) {
                 group.begin();
@@ -428,60 +503,69 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
             for (uint i = 0; i < UNIT; ++i) {
                 const uint slot = slot_of(i);
                 await(bars + 16*slot, parity);
-                const uint8_t * const k_rows = k_slots + at.slot_at(2*slot);
-                make_key_scales<K, D, layout::PIECE>(row_scales, k_rows + lane*k_cell, lane);
+                const uint k_at = at.slot_at(2*slot);
+                make_key_scales<K, D>(key_scales_to, k_row + k_at);
                 if (DELTA) {
-                    const uint first = first_of(i);
-                    group.template take<tile_bytes>(i, k_rows, k_cell, key_count > first ? key_count - first : 0, q + head*ROWS*(D/32)*at.query_step, at.query_step, lane);
+                    const uint first = (listed >> 16*i & 0xffff)/TILE*TILE;
+                    group.template take<tile_bytes>(i, k_row + k_at, key_count > first ? key_count - first : 0, q_of_lane, at.query_step, lane);
                 }
                 __syncwarp();
                 float parts[TILE_STEPS][QB][4];
 #pragma unroll
                 for (uint step = 0; step < TILE_STEPS; ++step) {
                     keys_of k;
-                    k.template load<tile_bytes>(k_rows, k_rows + keys_of::codes_at(t), k_cell, step*STEP, TILE - 1, g);
+                    k.template load<tile_bytes>(k_first + k_at, k_codes + k_at, k_cell, step*STEP, TILE - 1, 0);
                     k.join();
                     const auto scales_at = [&](uint n) { return (const float *) (row_scales + key_scales_at<D, layout::PIECE>(step*STEP + 8*n + g)); };
-                    float scales[2][D/32];
-                    if (!keys_of::CHOOSES_SCALES) {
-                        load_floats(scales[0], scales_at(0));
-                        load_floats(scales[1], scales_at(1));
-                    }
-                    k.products(b, t, [&](uint n, uint c, uint second) {
-                        return keys_of::CHOOSES_SCALES ? scales_at(n)[2*c + second] : scales[n][2*c + second];
-                    }, parts[step]);
+                    constexpr bool CHOOSES = keys_of::CHOOSES_SCALES;
+                    float scales[2][CHOOSES ? D/64 : D/32];
+                    load_floats(scales[0], scales_at(0) + (CHOOSES ? t/2*(D/64) : 0));
+                    load_floats(scales[1], scales_at(1) + (CHOOSES ? t/2*(D/64) : 0));
+                    k.products(b, t, [&](uint n, uint c, uint second) { return scales[n][CHOOSES ? c : 2*c + second]; }, parts[step]);
                 }
                 __syncwarp();
-                const uint done_before = count_up(&done[2*slot], heads, lane); // looked at later: it takes a while
+                const auto left = leave(done + 16*slot, lane);
 #pragma unroll
                 for (uint x = 0; x < 4*QB && UNIT == 2; ++x) {
                     s[0][x/4][x % 4] = s[UNIT - 1][x/4][x % 4];
                 }
                 sums.join(parts, t, s[UNIT - 1]);
-                if (asks(done_before, i)) {
-                    ask_keys(slot, list[tile_at(team, n + i + depth)]);
+                if (asks(done + 16*slot, left, i)) {
+                    ask_keys(slot, first_of(n + i + depth));
                 }
             }
             if (DELTA) {
                 group.make_base(sums.score_unit(p), t);
+                if (group.is_whole()) {
 #pragma unroll
-                for (uint i = 0; i < UNIT; ++i) {
-                    group.template follow<TILE_STEPS>(i*TILE, lane, s[i]);
+                    for (uint i = 0; i < UNIT; ++i) {
+                        group.template follow_whole<TILE_STEPS>(whole, lane, s[i]);
+                    }
+                } else {
+                    group.find_kinds();
+#pragma unroll
+                    for (uint i = 0; i < UNIT; ++i) {
+                        group.template follow<TILE_STEPS>(i*TILE, lane, s[i]);
+                    }
+#pragma unroll
+                    for (uint i = 0; i < UNIT; ++i) {
+                        group.template add_base<TILE_STEPS>(i*TILE, lane, s[i]);
+                    }
                 }
             }
 #pragma unroll
             for (uint i = 0; i < UNIT; ++i) {
-                if (DELTA) {
-                    group.template add_base<TILE_STEPS>(i*TILE, lane, s[i]);
-                }
-                const uint first = first_of(i);
-                float bias[QB][4];
+                sums.score(args, s[i]);
+                const uint here = UNIT == 2 ? listed >> 16*i & 0xffff : list[tile_at(team, n)];
+                if (here % TILE != 0) {
+                    float bias[QB][4];
 #pragma unroll
-                for (uint x = 0; x < 4*QB; ++x) {
-                    const bool same = one_mask && (x >= 4 || x % 2 != 0);
-                    bias[x/4][x % 4] = same ? bias[0][x % 4/2*2] : __half2float(__ushort_as_half(mask[mask_at[x/4][x % 2] + first + x % 4/2*8]))*LOG2_E;
+                    for (uint x = 0; x < 4*QB; ++x) {
+                        const bool same = one_mask && (x >= 4 || x % 2 != 0);
+                        bias[x/4][x % 4] = same ? bias[0][x % 4/2*2] : __half2float(__ushort_as_half(mask[mask_at[x/4][x % 2] + here/TILE*TILE + x % 4/2*8]))*LOG2_E;
+                    }
+                    sums.add_bias(s[i], bias, slopes + head*ROWS, t);
                 }
-                sums.score(args, s[i], bias, slopes + head*ROWS, t);
             }
             sums.meet(s, t);
 #pragma unroll 1
@@ -489,27 +573,29 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 const uint slot = slot_of(i);
                 sums.weigh(s[0], g, t, weights, TILE_WEIGHTS);
                 await(bars + 16*slot + 8, parity);
-                const uint8_t * const v_rows = v_slots + at.slot_at(2*slot + 1);
-                make_value_scales<V, D, layout::PIECE>(row_scales, v_rows + lane*v_cell, lane);
+                const uint v_at = at.slot_at(2*slot + 1);
+                make_value_scales<V, D, layout::PIECE>(value_scales_to, v_row + v_at);
                 __syncwarp();
 #pragma unroll
                 for (uint step = 0; step < TILE_STEPS; ++step) {
                     values_of v;
-                    v.template load<tile_bytes>(v_rows, v_rows + values_of::codes_at(g), v_cell, step*STEP, TILE - 1, t);
+                    v.template load<tile_bytes>(v_first + v_at, v_codes + v_at, v_cell, step*STEP, TILE - 1, 0);
                     v.join();
-                    const auto scales_of = [&](uint j) { return *(const ::uint2 *) (row_scales + value_scales_at<layout::PIECE>(j) + 2*step*STEP + 8*t); };
-                    const ::uint2 w = weights_from[step*STEP/4];
-                    sums.count(w);
+                    const auto scales_of = [&](uint half_of, uint (&two)[2][D/64]) {
+                        load_words((uint (&)[D/32]) two, value_scales + value_scales_at<D, layout::PIECE>(2*step + half_of));
+                    };
+                    ::uint2 w[QB];
+                    sums.load_weights(w, weights + step*STEP, TILE_WEIGHTS, g, t);
                     v.add(w, table, g, scales_of, sums.acc);
                 }
                 __syncwarp();
-                const uint done_before = count_up(&done[2*slot + 1], heads, lane);
+                const auto left = leave(done + 16*slot + 8, lane);
 #pragma unroll
                 for (uint x = 0; x < 4*QB && UNIT == 2; ++x) {
                     s[0][x/4][x % 4] = s[UNIT - 1][x/4][x % 4];
                 }
-                if (asks(done_before, i)) {
-                    ask_values(slot, list[tile_at(team, n + i + depth)]);
+                if (asks(done + 16*slot + 8, left, i)) {
+                    ask_values(slot, first_of(n + i + depth));
                 }
             }
             parity ^= ring + UNIT == depth ? 1 : 0;
@@ -526,8 +612,8 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             for (uint i = 0; i < depth && tile_at(team, n + i) < count; ++i) {
                 const uint slot = team*depth + (ring + i) % depth;
-                ask_keys(slot, list[tile_at(team, n + i)]);
-                ask_values(slot, list[tile_at(team, n + i)]);
+                ask_keys(slot, first_of(n + i));
+                ask_values(slot, first_of(n + i));
             }
         }
     }

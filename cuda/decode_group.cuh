@@ -35,13 +35,13 @@ template <uint SLOTS> struct slot_words {
 };
 
 // How the cells of a group hang together, and what they leave to the next ones. For each group: `begin`, `take` its first 32 rows and
-// the others, `make_base`. For its cells in their order: `follow`, and behind `make_base` `add_base`.
+// the others, `make_base`, `find_kinds`. For its cells in their order: `follow`, and behind `make_base` `add_base`.
 template <uint KIND, uint D, uint QB> struct decode_group {
     static constexpr uint SLOTS = D/64; // of a row
     static constexpr uint SHARE = level_scale_bytes(KIND, D) + D*code_bits(KIND)/8;
 
+    uint  firsts[2];    // the first slots of cells `lane` and `lane` + 32
     uint  kinds[2][2];  // bits 0 of the kinds of cells 0 to 31, of the others; bits 1
-    bool  framed;       // is there an I-frame?
     float dots[4*QB];   // the lane's part of q.m
     float base[QB][2];  // q.m
     float carry[QB][2]; // w of the cell before, as if nothing but residuals counted
@@ -59,27 +59,25 @@ template <uint KIND, uint D, uint QB> struct decode_group {
         left_out = 0.0f;
     }
 
-    // What 32 rows of the group carry, `count` of which are there: a lane has one of them. `q` are queries in the domain of keys,
-    // [row][value], with `query_step` floats from 32 of them to the next.
-    template <typename Bytes> __device__ __forceinline__ void take(uint half_of, const uint8_t * rows, uint step, uint count, const float * q, uint query_step, uint lane) {
+    // Where the queries of a lane's slots begin, among those in the domain of keys, [row][value], with `query_step` floats from 32 of
+    // them to the next.
+    static __device__ __forceinline__ uint query_at(uint query_step, uint lane) {
+        return SLOTS*lane/32*query_step + SLOTS*lane % 32;
+    }
+
+    // What 32 rows of the group carry, `count` of which are there: a lane has one of them, `row`. `q` are its queries. The first 32 come
+    // first.
+    template <typename Bytes> __device__ __forceinline__ void take(uint half_of, const uint8_t * row, uint count, const float * q, uint query_step, uint lane) {
         slot_words<SLOTS> slots = {};
         if (lane < count) {
-            slots.template load<Bytes>(rows + lane*step + SHARE);
+            slots.template load<Bytes>(row + SHARE);
         }
-        const uint first = slots.words[0], low = __ballot_sync(KV_ALL_LANES, (first & 1) != 0), high = __ballot_sync(KV_ALL_LANES, (first & 2) != 0);
-        if (half_of == 0) {
-            framed = (__shfl_sync(KV_ALL_LANES, first, 0) & KV_DELTA_FRAMED) != 0;
-            kinds[0][0] = low;
-            kinds[1][0] = high;
-        } else {
-            kinds[0][1] = low;
-            kinds[1][1] = high;
-        }
-        const float * const from = q + (half_of*SLOTS + SLOTS*lane/32)*query_step + SLOTS*lane % 32;
+        firsts[0] = firsts[1];
+        firsts[1] = slots.words[0];
 #pragma unroll
         for (uint r = 0; r < 4*QB; ++r) {
             float values[SLOTS];
-            load_floats(values, from + r*(D/32)*query_step);
+            load_floats(values, q + (half_of*SLOTS + r*(D/32))*query_step);
 #pragma unroll
             for (uint i = 0; i < SLOTS; ++i) {
                 dots[r] = fmaf(values[i], slots.value(i), dots[r]);
@@ -89,15 +87,48 @@ template <uint KIND, uint D, uint QB> struct decode_group {
 
     // q.m of the lane's query rows, in units of `unit`.
     __device__ __forceinline__ void make_base(float unit, uint t) {
+        const bool framed = (__shfl_sync(KV_ALL_LANES, firsts[0], 0) & KV_DELTA_FRAMED) != 0;
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            const float first = dots[i/2*4 + i % 2], second = dots[i/2*4 + 2 + i % 2];
-            float x = (t % 2 ? second : first) + __shfl_xor_sync(KV_ALL_LANES, t % 2 ? first : second, 1);
+        for (uint qb = 0; qb < QB; ++qb) {
+            // Rows 2 (t % 2) and the next, then one of them, t/2, and at last both again.
+            const auto exchanged = [&](float first, float second, uint which, uint n) {
+                return (which ? second : first) + __shfl_xor_sync(KV_ALL_LANES, which ? first : second, n);
+            };
+            const float * const of = dots + 4*qb;
+            float x = exchanged(exchanged(of[0], of[2], t % 2, 1), exchanged(of[1], of[3], t % 2, 1), t/2, 2);
 #pragma unroll
-            for (uint n = 2; n < 32; n *= 2) {
+            for (uint n = 4; n < 32; n *= 2) {
                 x += __shfl_xor_sync(KV_ALL_LANES, x, n);
             }
-            base[i/2][i % 2] = framed ? unit*x : 0.0f;
+            x = framed ? unit*x : 0.0f;
+            const float y = __shfl_xor_sync(KV_ALL_LANES, x, 2);
+            base[qb][0] = t/2 ? y : x;
+            base[qb][1] = t/2 ? x : y;
+        }
+    }
+
+    // Do all of its cells hang on the one before?
+    __device__ __forceinline__ bool is_whole() const {
+        static_assert(KV_DELTA_CHAINED == 3, "");
+        return __all_sync(KV_ALL_LANES, (firsts[0] & firsts[1] & 3) == 3);
+    }
+
+    // What its cells are, if not.
+    __device__ __forceinline__ void find_kinds() {
+#pragma unroll
+        for (uint i = 0; i < 4; ++i) {
+            kinds[i/2][i % 2] = __ballot_sync(KV_ALL_LANES, (firsts[i % 2] >> i/2 & 1) != 0);
+        }
+    }
+
+    // From q.d to scores in such a group.
+    template <uint STEPS, typename Chain> __device__ __forceinline__ void follow_whole(const Chain & cells, uint lane, float (&s)[QB][4]) {
+#pragma unroll
+        for (uint i = 0; i < 2*QB; ++i) {
+            float & x = s[i/2][i % 2], & y = s[i/2][i % 2 + 2];
+            cells.follow(x, y, carry[i/2][i % 2], lane);
+            x += base[i/2][i % 2];
+            y += base[i/2][i % 2];
         }
     }
 
@@ -180,21 +211,47 @@ template <uint KIND, uint D, uint QB> struct decode_group {
 
         // w0 of cell g, w1 of cell g + 8, and of the cell before them all.
         __device__ __forceinline__ void follow(float & w0, float & w1, float & before, uint lane) const {
-            const uint t = lane % 4, last = 28 + (STEPS == 2 ? t % 2 : t);
+            follow_by<STEPS>(factor[0], factor[1], whole, inner, STEPS == 2 ? __shfl_sync(KV_ALL_LANES, whole[1], 28 + lane % 2) : 0.0f, w0, w1, before, lane);
+        }
+    };
+
+    template <uint STEPS> static __device__ __forceinline__ void follow_by(
+            const float (&factor0)[3], const float (&factor1)[3], const float (&whole)[2], float inner, float of_16, float & w0, float & w1, float & before, uint lane) {
+        const uint t = lane % 4, last = 28 + (STEPS == 2 ? t % 2 : t);
 #pragma unroll
-            for (uint j = 0; j < 3; ++j) {
-                w0 = fmaf(factor[0][j], __shfl_up_sync(KV_ALL_LANES, w0, 4u << j), w0);
-                w1 = fmaf(factor[1][j], __shfl_up_sync(KV_ALL_LANES, w1, 4u << j), w1);
-            }
-            w1 = fmaf(inner, __shfl_sync(KV_ALL_LANES, w0, 28 + t), w1);
-            if (STEPS == 2) {
-                // what the first 16 leave, with what came before them
-                const float left = fmaf(__shfl_sync(KV_ALL_LANES, whole[1], last), before, __shfl_sync(KV_ALL_LANES, w1, last));
-                before = t/2 ? left : before;
-            }
-            w0 = fmaf(whole[0], before, w0);
-            w1 = fmaf(whole[1], before, w1);
-            before = __shfl_sync(KV_ALL_LANES, w1, last + (STEPS == 2 ? 2 : 0));
+        for (uint j = 0; j < 3; ++j) {
+            w0 = fmaf(factor0[j], __shfl_up_sync(KV_ALL_LANES, w0, 4u << j), w0);
+            w1 = fmaf(factor1[j], __shfl_up_sync(KV_ALL_LANES, w1, 4u << j), w1);
+        }
+        w1 = fmaf(inner, __shfl_sync(KV_ALL_LANES, w0, 28 + t), w1);
+        if (STEPS == 2) {
+            // what the first 16 leave, with what came before them
+            const float left = fmaf(of_16, before, __shfl_sync(KV_ALL_LANES, w1, last));
+            before = t/2 ? left : before;
+        }
+        w0 = fmaf(whole[0], before, w0);
+        w1 = fmaf(whole[1], before, w1);
+        before = __shfl_sync(KV_ALL_LANES, w1, last + (STEPS == 2 ? 2 : 0));
+    }
+
+  public:
+    // The same where all hang on the one before: made once.
+    template <uint STEPS> struct whole_chain {
+        float factor[3], whole[2];
+
+        __device__ __forceinline__ explicit whole_chain(uint lane) {
+            const uint g = lane/4;
+            const float one = KV_DELTA_RHO, two = one*one, four = two*two;
+            factor[0] = g >= 1 ? one : 0.0f;
+            factor[1] = g >= 2 ? two : 0.0f;
+            factor[2] = g >= 4 ? four : 0.0f;
+            whole[0]  = exp2f((float) (g + 1)*log2f(KV_DELTA_RHO));
+            whole[1]  = whole[0]*(four*four);
+        }
+
+        __device__ __forceinline__ void follow(float & w0, float & w1, float & before, uint lane) const {
+            constexpr float one = KV_DELTA_RHO, two = one*one, four = two*two, eight = four*four;
+            follow_by<STEPS>(factor, factor, whole, whole[0], eight*eight, w0, w1, before, lane);
         }
     };
 };

@@ -157,6 +157,16 @@ __device__ __forceinline__ uint opaque(uint constant) {
     return constant + threadIdx.y;
 }
 
+// The same, which is kept in a register whatever that takes.
+__device__ __forceinline__ uint kept(uint constant) {
+    return constant + __shfl_sync(KV_ALL_LANES, threadIdx.y, 0);
+}
+
+// An address of shared memory that a lane has.
+__device__ __forceinline__ uint8_t * kept(const uint8_t * shared, uint lane) {
+    return (uint8_t *) __cvta_shared_to_generic(__shfl_sync(KV_ALL_LANES, (uint) __cvta_generic_to_shared(shared), lane));
+}
+
 // Scale n of a row; zero for a half that is not finite.
 template <uint BITS, uint WORDS> __device__ __forceinline__ float scale_at(const uint (&scales)[WORDS], uint n) {
     if constexpr (BITS == 8) {
@@ -177,11 +187,13 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D), WORDS = BITS == 8 ? 4 : BITS == 4 ? 2 : 1;
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
+    static constexpr bool READS_ROWS = JOINED || BITS == 3; // not the lane's codes alone
     static constexpr bool CHOOSES_SCALES = BITS == 4; // a lane needs the first scales of chunks or the second ones
 
     struct queries {
         uint b[BITS == 4 ? 2 : 1][C][2][QB][2]; // [plane][chunk][word or scale][block of rows][half of the 32 values]
         uint lower, upper;                      // 4 bits: the first levels of each half of the table; 3 and 2: the first ones
+        uint ones;                              // 4 bits: -1
     };
 
     uint scales[2][(SCALES + 3)/4];
@@ -252,9 +264,9 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
 
     template <typename Planes> static __device__ __forceinline__ void fill(queries & q, const Planes & planes, uint g, uint t) {
         if constexpr (BITS == 4) {
-            // So that they stay in registers.
-            q.lower = opaque(LOWER_0);
-            q.upper = opaque(UPPER_0);
+            q.lower = kept(LOWER_0);
+            q.upper = kept(UPPER_0);
+            q.ones  = kept(~0u);
             // Column g is row g % 4 of the queries, of the first scale of a byte's two or the second.
 #pragma unroll
             for (uint i = 0; i < 2*C*2*QB*2; ++i) {
@@ -340,7 +352,8 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
             for (uint word = 0; word < 2; ++word) {
                 const uint x = codes[0][c][word % WORDS], y = codes[1][c][word % WORDS];
                 const uint lower[4] = { prmt(q.lower, LOWER_1, x), prmt(q.lower, LOWER_1, y), prmt(q.lower, LOWER_1, x >> 16), prmt(q.lower, LOWER_1, y >> 16) };
-                const uint upper[4] = { prmt(q.upper, UPPER_1, ~x), prmt(q.upper, UPPER_1, ~y), prmt(q.upper, UPPER_1, ~x >> 16), prmt(q.upper, UPPER_1, ~y >> 16) };
+                const auto complement = [&](uint x) { return x*q.ones + q.ones; }; // lookups and shifts share a pipe, multiplications have another
+                const uint upper[4] = { prmt(q.upper, UPPER_1, complement(x)), prmt(q.upper, UPPER_1, complement(y)), prmt(q.upper, UPPER_1, complement(x >> 16)), prmt(q.upper, UPPER_1, complement(y >> 16)) };
 #pragma unroll
                 for (uint i = 0; i < 2*QB; ++i) {
                     const uint plane = BITS == 4 ? i/QB : 0, qb = i % QB;

@@ -58,7 +58,6 @@ template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(
     const uint8_t * keys   = part.k + head*part.k_nb[1] + block.kv_stream*part.k_nb[2];
     const uint8_t * values = part.v + head*part.v_nb[1] + block.kv_stream*part.v_nb[2];
     const auto table = values_of::table_of([]() { return 0; });
-    const ::uint2 * const weights_from = (const ::uint2 *) &m.weights[warp][g][4*t];
     typename keys_of::queries b;
     sums_of sums;
     bool waited = false;
@@ -94,13 +93,15 @@ template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(
         for (uint i = 0; i < 4*QB; ++i) {
             bias[i/4][i % 4] = bias_of(masked[i]);
         }
-        sums.score(args, s[0], bias, m.slopes + warp*ROWS, t);
+        sums.score(args, s[0]);
+        sums.add_bias(s[0], bias, m.slopes + warp*ROWS, t);
         sums.meet(s, t);
         sums.weigh(s[0], g, t, &m.weights[warp][0][0], STEP + 8);
         __syncwarp();
         v.join();
-        sums.count(*weights_from);
-        v.add(*weights_from, table, g, [&](uint i) { return v.scales_of(i); }, sums.acc);
+        ::uint2 weights[QB];
+        sums.load_weights(weights, &m.weights[warp][0][0], STEP + 8, g, t);
+        v.add(weights, table, g, [&](uint half_of, auto & scales) { v.scales_of(half_of, g, scales); }, sums.acc);
         __syncwarp(); // the next weights take the place of these
         first += step;
     } while (first < end);

@@ -154,7 +154,6 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     }
     const bool one_mask = args.tokens == 1 && args.mask_rows[0] == 1;
     const auto table = values_of::table_of([&]() { return lane_table { (uint) __cvta_generic_to_shared(&m.table[lane]) }; });
-    const ::uint2 * const weights_from = (const ::uint2 *) &m.weights[warp][g][4*t];
 
     decode_group<K, D, QB> group;
     // 32 blocks of this warp at a time: which of them somebody sees.
@@ -218,8 +217,9 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 if ((cell - begin) % BLOCK == 0) {
                     const uint there = args.k_cells - cell;
                     group.begin();
-                    group.template take<cache_bytes>(0, keys + cell*k_step, k_step, there, &m.q[0][0], 32, lane);
-                    group.template take<cache_bytes>(1, keys + (cell + 32)*k_step, k_step, there > 32 ? there - 32 : 0, &m.q[0][0], 32, lane);
+                    group.template take<cache_bytes>(0, keys + (cell + lane)*k_step, there, &m.q[0][0] + group.query_at(32, lane), 32, lane);
+                    group.template take<cache_bytes>(1, keys + (cell + 32 + lane)*k_step, there > 32 ? there - 32 : 0, &m.q[0][0] + group.query_at(32, lane), 32, lane);
+                    group.find_kinds();
                     group.make_base(sums.score_unit(p), t);
                 }
                 group.template follow<1>((cell - begin) % BLOCK, lane, s);
@@ -241,13 +241,15 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
             for (uint i = 0; i < 4*QB; ++i) {
                 bias[i/4][i % 4] = (gone >> i % 4/2*8 & 1) != 0 ? -INFINITY : bias_of(masked[i/4][i % 4]);
             }
-            sums.score(args, s, bias, m.slopes, t);
+            sums.score(args, s);
+            sums.add_bias(s, bias, m.slopes, t);
             sums.meet(scores, t);
             sums.weigh(s, g, t, &m.weights[warp][0][0], STEP + 8);
             __syncwarp();
             v.join();
-            sums.count(*weights_from);
-            v.add(*weights_from, table, g, [&](uint i) { return v.scales_of(i); }, sums.acc);
+            ::uint2 weights[QB];
+            sums.load_weights(weights, &m.weights[warp][0][0], STEP + 8, g, t);
+            v.add(weights, table, g, [&](uint half_of, auto & scales) { v.scales_of(half_of, g, scales); }, sums.acc);
             // The next weights take the place of these.
             __syncwarp();
         }

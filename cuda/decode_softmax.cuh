@@ -21,8 +21,8 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
     static constexpr bool DELTA = is_delta(K);
 
     float factor[QB][2], ref[QB][2];
-    float acc[C][2][2][4]; // [chunk][scale][pair of values]
-    float weight[4];       // sums of the weights, as those of a value that is 1 everywhere; the last two are the first again
+    float acc[QB][C][2][4]; // [block of rows][chunk][pair of values]: lanes t < 2 have the first scale, the others the second
+    float weight[QB][2];    // sums of the weights of the lane's cells
     bool  softcap, alibi;
 
     // The lane's query row, of the block's.
@@ -43,14 +43,11 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
         for (uint i = 0; i < 2*QB; ++i) {
             factor[i/2][i % 2] = query_scale[row_of(i, t)]*unit*score_unit(p);
             ref[i/2][i % 2] = HIDDEN;
+            weight[i/2][i % 2] = 0.0f;
         }
 #pragma unroll
-        for (uint i = 0; i < C*16; ++i) {
+        for (uint i = 0; i < QB*C*8; ++i) {
             (&acc[0][0][0][0])[i] = 0.0f;
-        }
-#pragma unroll
-        for (uint i = 0; i < 4; ++i) {
-            weight[i] = 0.0f;
         }
     }
 
@@ -65,24 +62,31 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
         }
     }
 
-    // From products and what the mask adds to them, in units of log 2, to scores. `slopes` are those of ALiBi, by row.
-    __device__ __forceinline__ void score(const kv_attn_args & args, float (&s)[QB][4], float (&bias)[QB][4], const float * slopes, uint t) const {
-        if (alibi) {
+    // From products to scores, but for the mask.
+    __device__ __forceinline__ void score(const kv_attn_args & args, float (&s)[QB][4]) const {
 #pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                bias[i/4][i % 4] *= slopes[row_of(i/4*2 + i % 2, t)];
-            }
+        for (uint i = 0; i < 4*QB && !DELTA; ++i) {
+            s[i/4][i % 4] *= factor[i/4][i % 2];
         }
         if (softcap) {
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
-                float & x = s[i/4][i % 4];
-                x = fmaf(soft_capped(x*(DELTA ? 1.0f : factor[i/4][i % 2])*args.scale, args.softcap), LOG2_E, bias[i/4][i % 4]);
+                s[i/4][i % 4] = soft_capped(s[i/4][i % 4]*args.scale, args.softcap)*LOG2_E;
+            }
+        }
+    }
+
+    // What the mask adds to them, in units of log 2. `slopes` are those of ALiBi, by row.
+    __device__ __forceinline__ void add_bias(float (&s)[QB][4], const float (&bias)[QB][4], const float * slopes, uint t) const {
+        if (alibi) {
+#pragma unroll
+            for (uint i = 0; i < 4*QB; ++i) {
+                s[i/4][i % 4] = fmaf(bias[i/4][i % 4], slopes[row_of(i/4*2 + i % 2, t)], s[i/4][i % 4]);
             }
         } else {
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
-                s[i/4][i % 4] = fmaf(s[i/4][i % 4], DELTA ? 1.0f : factor[i/4][i % 2], bias[i/4][i % 4]);
+                s[i/4][i % 4] += bias[i/4][i % 4];
             }
         }
     }
@@ -102,7 +106,6 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
             larger = larger || x > ref[i/2][i % 2];
         }
         if (__any_sync(KV_ALL_LANES, larger)) {
-            float less[QB][2];
 #pragma unroll
             for (uint i = 0; i < 2*QB; ++i) {
                 float & r = ref[i/2][i % 2];
@@ -110,67 +113,62 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
                 for (uint n = STEPS == 2 ? 2 : 4; n < 32; n *= 2) {
                     x = fmaxf(x, __shfl_xor_sync(KV_ALL_LANES, x, n));
                 }
-                less[i/2][i % 2] = exp2f(r - x);
+                const float less = exp2f(r - x);
                 r = x;
-            }
-            // Columns 2t and 2t + 1 of the sums.
-            const float f0 = t < 2 ? less[0][0] : less[QB - 1][0], f1 = t < 2 ? less[0][1] : less[QB - 1][1];
+                // Columns 2t and 2t + 1 of the sums.
 #pragma unroll
-            for (uint i = 0; i < C*16; i += 2) {
-                (&acc[0][0][0][0])[i] *= f0;
-                (&acc[0][0][0][0])[i + 1] *= f1;
+                for (uint n = 0; n < C*8; n += 2) {
+                    (&acc[i/2][0][0][0])[n + i % 2] *= less;
+                }
+                weight[i/2][i % 2] *= less;
             }
-            weight[0] *= f0;
-            weight[1] *= f1;
         }
     }
 
     // From scores to weights: halves in shared memory, [row][cell], `row_step` from row to row.
-    __device__ __forceinline__ void weigh(const float (&s)[QB][4], uint g, uint t, __half * weights, uint row_step) const {
+    __device__ __forceinline__ void weigh(const float (&s)[QB][4], uint g, uint t, __half * weights, uint row_step) {
         __half * const to = weights + t % 2*2*row_step + weight_at(g) + (STEPS == 2 ? t/2*STEP : 0);
 #pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            const __half w = __float2half_rn(exp2f(s[i/4][i % 4] - ref[i/4][i % 2]));
+        for (uint i = 0; i < 2*QB; ++i) {
+            const float x = exp2f(s[i/2][i % 2] - ref[i/2][i % 2]), y = exp2f(s[i/2][i % 2 + 2] - ref[i/2][i % 2]);
+            weight[i/2][i % 2] += x + y;
             // Where lanes t and t ^ 2 have the same, one of them stores it.
-            if (STEPS == 2 || t/2 == i/4 % 2) {
-                to[(i/4*4 + i % 2)*row_step + i % 4/2*2] = w;
+            if (STEPS == 2 || t/2 == i/2 % 2) {
+                *(__half2 *) (to + (i/2*4 + i % 2)*row_step) = __floats2half2_rn(x, y);
             }
         }
     }
 
-    // The weights of row g for cells t, t + 4, t + 8 and t + 12.
-    __device__ __forceinline__ void count(::uint2 weights) {
-        constexpr uint ONES = 0x3c003c00;
-        const uint a[4] = { ONES, ONES, ONES, ONES };
-        mma_f16(weight, a, weights.x, weights.y);
+    // What the lane multiplies with: weights of row g % 4 of each block of rows, for its cells.
+    static __device__ __forceinline__ void load_weights(::uint2 (&res)[QB], const __half * weights, uint row_step, uint g, uint t) {
+#pragma unroll
+        for (uint qb = 0; qb < QB; ++qb) {
+            res[qb] = *(const ::uint2 *) (weights + (4*qb + g % 4)*row_step + 4*t);
+        }
     }
 
     // At the end: the softmax of the rows, [row][largest score, sum], and the sums of V, [row][value].
     __device__ __forceinline__ void store_softs(float (*softs)[2], uint g, uint t) const {
-        if (g == 0) {
 #pragma unroll
-            for (uint i = 0; i < 2*QB; ++i) {
-                if (t/2 == i/2) {
-                    softs[row_of(i, t)][0] = ref[i/2][i % 2];
-                }
+        for (uint i = 0; i < 2*QB; ++i) {
+            float all = weight[i/2][i % 2];
+            for (uint n = STEPS == 2 ? 2 : 4; n < 32; n *= 2) {
+                all += __shfl_xor_sync(KV_ALL_LANES, all, n);
             }
-            // columns 2t and 2t + 1, as of the sums
-            if (t < 2*QB) {
-                softs[2*t][1]     = weight[0];
-                softs[2*t + 1][1] = weight[1];
+            if (g == 0 && t < 2) {
+                softs[row_of(i, t)][0] = ref[i/2][i % 2];
+                softs[row_of(i, t)][1] = all;
             }
         }
     }
 
     __device__ __forceinline__ void store_sums(float * to, uint g, uint t) const {
-        if (t < 2*QB) {
 #pragma unroll
-            for (uint i = 0; i < C*16; i += 4) {
-                const float * x = &acc[0][0][0][0] + i;
-                const uint value = decode_values<V, D>::value_of(i, g); // and the one behind it
-                *(::float2 *) (to + 2*t*D + value)       = make_float2(x[0], x[2]);
-                *(::float2 *) (to + (2*t + 1)*D + value) = make_float2(x[1], x[3]);
-            }
+        for (uint i = 0; i < QB*C*8; i += 4) {
+            const float * x = &acc[0][0][0][0] + i;
+            float * const from = to + row_of(i/(C*8)*2, t)*D + decode_values<V, D>::value_of(i % (C*8), g, t); // and the value behind it
+            *(::float2 *) from       = make_float2(x[0], x[2]);
+            *(::float2 *) (from + D) = make_float2(x[1], x[3]);
         }
     }
 };

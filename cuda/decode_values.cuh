@@ -1,8 +1,9 @@
 // Weighted sums of the values of 16 cells, by f16 tensor cores: rows of the sums are values, columns query rows.
 //
-// The weights carry the scales, so that a product has values of one scale. Two cells make an operand:
+// The weights carry the scales. Values j and j + 32 of a cell, which have a scale each, make an operand, as a row has them side by side:
+// four columns are of the first scale, with zeros where the second is multiplied, and four of the second.
 //
-//     4 bits   Codes of two cells make a byte, and a table in shared memory (a copy for each lane, so that no two lanes meet in
+//     4 bits   A byte has the two codes, and a table in shared memory (a copy for each lane, so that no two lanes meet in
 //              a bank) has the two levels as halves.
 //     3, 2     Levels are halves by two lookups of prmt, of their lower and of their upper bytes.
 //     8        A byte is a half by its place in one.
@@ -53,9 +54,22 @@ struct half_tables {
     }
 };
 
-// Where the weight of a cell, of 16, goes: lane t multiplies cells t, t + 4, t + 8 and t + 12.
+// Where the weight of a cell, of 16, goes: lane t multiplies cells t and t + 4, and then t + 8 and t + 12. Those of cells g and g + 8 are
+// side by side.
 __device__ __forceinline__ uint weight_at(uint cell) {
-    return 4*(cell % 4) + cell/4;
+    return 4*(cell % 4) + cell/4 % 2*2 + cell/8;
+}
+
+// The lower or the upper half of a, times both of b.
+__device__ __forceinline__ uint half_times(uint a, uint upper, uint b) {
+    const __half2 & two = *(const __half2 *) &a;
+    const __half2 x = __hmul2(upper ? __high2half2(two) : __low2half2(two), *(const __half2 *) &b);
+    return *(const uint *) &x;
+}
+
+// Of the halves of two scales the one that a lane multiplies with.
+__device__ __forceinline__ uint half_of_lane(uint g) {
+    return g < 4 ? 0x0000ffff : 0xffff0000;
 }
 
 // What a lane has of 16 rows of V: of cells t, t + 4, t + 8, t + 12.
@@ -63,6 +77,7 @@ template <uint KIND, uint D> struct decode_values {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D);
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
+    static constexpr bool READS_ROWS = JOINED || BITS == 3; // not the lane's codes alone
     // Weights are small, and so may scales be: their product keeps its digits if these are larger by 2^POWER.
     static constexpr uint  POWER = BITS == 8 ? 0 : 7;
     static constexpr float UNIT  = level_unit(KIND, D)/(1 << POWER); // of the sums
@@ -86,9 +101,9 @@ template <uint KIND, uint D> struct decode_values {
         return SCALES + (BITS <= 3 ? 2 : 4)*g;
     }
 
-    // The value that sum i of the lane is of; i is made of chunk, scale, pair and place of the mma's four.
-    static __device__ __forceinline__ uint value_of(uint i, uint g) {
-        return i/16*64 + i/8 % 2*32 + i/2 % 2 + (BITS <= 3 ? 2*g + i/4 % 2*16 : 4*g + i/4 % 2*2);
+    // The value that sum i of the lane is of; i is made of chunk, pair and place of the mma's four.
+    static __device__ __forceinline__ uint value_of(uint i, uint g, uint t) {
+        return i/8*64 + t/2*32 + i/2 % 2 + (BITS <= 3 ? 2*g + i/4 % 2*16 : 4*g + i/4 % 2*2);
     }
 
     template <typename Bytes> __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint t) {
@@ -137,70 +152,76 @@ template <uint KIND, uint D> struct decode_values {
         }
     }
 
-    // The levels of cells `first` and the next: of the lane's four values of a scale.
-    template <typename Table> __device__ __forceinline__ void levels_of(uint (&x)[4], uint first, uint c, uint scale, const Table & table, uint g) const {
+    // The levels of the n-th cell: of four values of the first scale of a chunk, and of those 32 behind.
+    template <typename Table> __device__ __forceinline__ void levels_of(uint (&x)[4], uint n, uint c, const Table & table, uint g) const {
         if constexpr (BITS == 8) {
-            const uint a = codes[first][c][scale], b = codes[first + 1][c][scale];
+            const uint a = codes[n][c][0], b = codes[n][c][1];
             const uint front = prmt(a, b, 0x5140) ^ 0x80808080, back = prmt(a, b, 0x7362) ^ 0x80808080;
             x[0] = halves_of_bytes(front, 0);
             x[1] = halves_of_bytes(front, 1);
             x[2] = halves_of_bytes(back, 0);
             x[3] = halves_of_bytes(back, 1);
         } else if constexpr (BITS == 4) {
-            const uint a = codes[first][c][0], b = codes[first + 1][c][0];
-            const uint both = scale ? choose(0x0f0f0f0f, a >> 4, b) : choose(0x0f0f0f0f, a, b << 4);
 #pragma unroll
-            for (uint n = 0; n < 4; ++n) {
-                x[n] = table(both, n);
+            for (uint i = 0; i < 4; ++i) {
+                x[i] = table(codes[n][c][0], i);
             }
         } else {
             // Values 2g and 2g + 1 in the lower half, those 16 behind in the upper, of the two scales in turn.
-            const uint a = (codes[first][c][0] | codes[first][c][0] << 14) & 0x33333333;
-            const uint b = (codes[first + 1][c][0] | codes[first + 1][c][0] << 14) & 0x33333333;
-            uint both = scale ? choose(0x03030303, a >> 4, b) : choose(0x03030303, a, b << 4);
+            uint both = (codes[n][c][0] | codes[n][c][0] << 14) & 0x33333333;
             if (BITS == 3) {
-                const uint y = upper[first + 1][c][scale];
-                const uint bits = choose(0x000f000f, upper[first][c][scale] >> 2*g, __funnelshift_r(y, y, 2*g - 4)) & 0x00330033;
+                const uint y = upper[n][c][1];
+                const uint bits = choose(0x000f000f, upper[n][c][0] >> 2*g, __funnelshift_r(y, y, 2*g - 4)) & 0x00330033;
                 both |= bits*0x204 & 0x44444444;
             }
             constexpr byte_table low = half_bytes<BITS == 3 ? 3 : 2, 0>(), high = half_bytes<BITS == 3 ? 3 : 2, 8>();
 #pragma unroll
-            for (uint n = 0; n < 2; ++n) {
-                const uint selector = both >> 16*n, l = prmt(table.low, low.second, selector), h = prmt(table.high, high.second, selector);
-                x[2*n]     = prmt(l, h, 0x5140);
-                x[2*n + 1] = prmt(l, h, 0x7362);
+            for (uint i = 0; i < 2; ++i) {
+                const uint selector = both >> 16*i, l = prmt(table.low, low.second, selector), h = prmt(table.high, high.second, selector);
+                x[2*i]     = prmt(l, h, 0x5140);
+                x[2*i + 1] = prmt(l, h, 0x7362);
             }
         }
     }
 
-    // Scale i of the lane's four cells, as halves.
-    __device__ __forceinline__ ::uint2 scales_of(uint i) const {
-        const auto of_two = [&](uint first) {
-            if constexpr (BITS == 8) {
-                return finite(prmt(scales[first][i/2], scales[first + 1][i/2], i % 2 ? 0x7632 : 0x5410));
-            } else {
-                const uint selector = i % 4 | (i % 4 + 4) << 8;
-                return halves_of_scales<POWER>(prmt(scales[first][i/4], scales[first + 1][i/4], selector) & 0x00ff00ff);
-            }
-        };
-        return make_uint2(of_two(0), of_two(2));
+    // The two scales of chunk c of a row as halves, from its scales as they are stored.
+    static __device__ __forceinline__ uint two_scales(const uint (&words)[(SCALES + 3)/4], uint c) {
+        if constexpr (BITS == 8) {
+            return finite(words[c]);
+        } else {
+            return halves_of_scales<POWER>(prmt(words[c/2], 0, c % 2 ? 0x4342 : 0x4140));
+        }
     }
 
-    // `weights` are those of row g for cells t, t + 4, t + 8 and t + 12; acc is [chunk][scale][pair of values]. `scales_of` gives scale i
-    // of these cells.
-    template <typename Table, typename Scales> __device__ __forceinline__ void add(::uint2 weights, const Table & table, uint g, const Scales & scales_of, float (&acc)[C][2][2][4]) const {
+    // The scales of the lane's cells 2 `half_of` and the next as they were loaded, with a zero for the one that it does not multiply with.
+    __device__ __forceinline__ void scales_of(uint half_of, uint g, uint (&res)[2][C]) const {
 #pragma unroll
         for (uint i = 0; i < 2*C; ++i) {
-            const uint c = i/2, scale = i % 2;
-            const ::uint2 scales = scales_of(i);
-            const uint b0 = times(weights.x, scales.x), b1 = times(weights.y, scales.y);
-            uint x[4], y[4];
-            levels_of(x, 0, c, scale, table, g);
-            levels_of(y, 2, c, scale, table, g);
+            res[i/C][i % C] = two_scales(scales[2*half_of + i/C], i % C) & half_of_lane(g);
+        }
+    }
+
+    // `weights` are those of row g % 4 of each block of query rows, as they lie in shared memory; acc is [block of rows][chunk][pair of
+    // values]. `scales_of` is as above.
+    template <uint QB, typename Table, typename Scales> __device__ __forceinline__ void add(const ::uint2 (&weights)[QB], const Table & table, uint g, const Scales & scales_of, float (&acc)[QB][C][2][4]) const {
 #pragma unroll
-            for (uint pair = 0; pair < 2; ++pair) {
-                const uint a[4] = { x[2*pair], x[2*pair + 1], y[2*pair], y[2*pair + 1] };
-                mma_f16(acc[c][scale][pair], a, b0, b1);
+        for (uint half_of = 0; half_of < 2; ++half_of) {
+            uint scales[2][C];
+            scales_of(half_of, scales);
+#pragma unroll
+            for (uint c = 0; c < C; ++c) {
+                uint x[4], y[4];
+                levels_of(x, 2*half_of, c, table, g);
+                levels_of(y, 2*half_of + 1, c, table, g);
+#pragma unroll
+                for (uint qb = 0; qb < QB; ++qb) {
+                    const uint b0 = half_times(weights[qb].x, half_of, scales[0][c]), b1 = half_times(weights[qb].y, half_of, scales[1][c]);
+#pragma unroll
+                    for (uint pair = 0; pair < 2; ++pair) {
+                        const uint a[4] = { x[2*pair], x[2*pair + 1], y[2*pair], y[2*pair + 1] };
+                        mma_f16(acc[qb][c][pair], a, b0, b1);
+                    }
+                }
             }
         }
     }
