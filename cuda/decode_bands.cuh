@@ -46,7 +46,7 @@ template <uint KIND, uint D> __host__ __device__ constexpr band_place band_at(ui
 
 template <uint KIND, uint D, uint QB> struct decode_band_keys {
     static constexpr uint C = D/64, SCALES = D/32;
-    static constexpr bool CHOOSES_SCALES = false, READS_ROWS = true;
+    static constexpr bool CHOOSES_SCALES = false, JOINED = false;
 
     struct queries {
         uint b[C][2][QB][2];           // [chunk][band][block of rows][half of the 32 values]
@@ -78,7 +78,7 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
     }
 
     // `codes_of` is that of row 0. Caches are below 4 GiB.
-    template <typename Bytes> __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint g) {
+    template <typename Bytes> __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint g, uint = 0) {
         const uint narrow = threadIdx.x % 2*4;
 #pragma unroll
         for (uint n = 0; n < 2; ++n) {

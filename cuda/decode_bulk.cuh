@@ -25,8 +25,11 @@ constexpr uint TILE_STEPS = TILE/STEP;
 constexpr uint TILE_WEIGHTS = TILE + 16;
 
 // Warps that a multiprocessor has registers for.
-template <uint D> constexpr uint bulk_warps() {
-    return D == 256 ? 8 : 16;
+template <uint K, uint D, uint QB> constexpr uint bulk_warps() {
+    if (D == 64 && QB == 1) {
+        return is_delta(K) ? 20 : 24;
+    }
+    return D == 256 || (D == 128 && QB == 2 && is_delta(K)) ? 8 : 16;
 }
 
 // Where a block's own shared memory begins: the system has what is before. It is the same on all GPUs that have bulk copies, and a
@@ -40,7 +43,7 @@ constexpr uint SHARED_BASE = 1024;
 // The table lies at a multiple of 64 KiB (wide_lane_table); what fits into its gaps is there. Without a table all is in a row. A
 // slot holds a tile of K or of V.
 template <uint K, uint V, uint D, uint QB> struct bulk_layout {
-    static constexpr uint WARPS = bulk_warps<D>(), ROWS = 4*QB, UNIT = is_delta(K) ? 2 : 1, MOST_DEPTH = 4;
+    static constexpr uint WARPS = bulk_warps<K, D, QB>(), ROWS = 4*QB, UNIT = is_delta(K) ? 2 : 1, MOST_DEPTH = 4;
     static constexpr uint K_ROW = level_row_bytes(K, D), V_ROW = level_row_bytes(V, D), WIDER_ROW = K_ROW > V_ROW ? K_ROW : V_ROW;
     static constexpr bool WITH_TABLE = decode_values<V, D>::TABLE_BYTES != 0;
     // Scales of a warp's tile, in pieces of 128 bytes; they begin PIECE bytes apart.
@@ -478,9 +481,11 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     uint8_t * const value_scales_to = kept(row_scales + value_scales_at<D, layout::PIECE>(lane/8) + (lane % 4*2 + lane/4 % 2)*(D/16), lane);
     // What the lane reads of a tile, where its slot is the first of shared memory: the row whose scales it makes, those whose codes it has, and its codes.
     const uint8_t * const k_row = kept(raw + head*layout::K_ROW + lane*k_cell, lane), * const v_row = kept(raw + head*layout::V_ROW + lane*v_cell, lane);
-    const uint8_t * const k_first = raw + head*layout::K_ROW + g*k_cell, * const v_first = raw + head*layout::V_ROW + t*v_cell;
-    const uint8_t * const k_codes = keys_of::READS_ROWS ? k_first + keys_of::codes_at(t) : kept(k_first + keys_of::codes_at(t), lane);
-    const uint8_t * const v_codes = values_of::READS_ROWS ? v_first + values_of::codes_at(g) : kept(v_first + values_of::codes_at(g), lane);
+    const uint k_begin = head*layout::K_ROW + g*k_cell, v_begin = head*layout::V_ROW + t*v_cell;
+    const uint8_t * const k_first = raw + k_begin - (keys_of::JOINED ? k_begin & 2 : 0), * const v_first = raw + v_begin - (values_of::JOINED ? v_begin & 2 : 0);
+    const uint8_t * const k_codes = KV_KIND_IS_BAND(K) ? k_first + keys_of::codes_at(t) : kept(k_first + keys_of::codes_at(t), lane);
+    const uint8_t * const v_codes = kept((code_bits(V) <= 3 ? raw + v_begin : v_first) + values_of::codes_at(g), lane);
+    const uint k_shift = keys_of::JOINED ? kept((k_begin & 2) != 0 ? 32 : 16, lane) : 0, v_shift = values_of::JOINED ? kept((v_begin & 2) != 0 ? 32 : 16, lane) : 0;
     decode_group<K, D, QB> group;
     const float * const q_of_lane = DELTA ? (const float *) kept((const uint8_t *) (q + head*ROWS*(D/32)*at.query_step + group.query_at(at.query_step, lane)), lane) : nullptr;
     const typename decode_group<K, D, QB>::template whole_chain<TILE_STEPS> whole(lane);
@@ -514,7 +519,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
 #pragma unroll
                 for (uint step = 0; step < TILE_STEPS; ++step) {
                     keys_of k;
-                    k.template load<tile_bytes>(k_first + k_at, k_codes + k_at, k_cell, step*STEP, TILE - 1, 0);
+                    k.template load<tile_bytes>(k_first + k_at, k_codes + k_at, k_cell, step*STEP, TILE - 1, 0, k_shift);
                     k.join();
                     const auto scales_at = [&](uint n) { return (const float *) (row_scales + key_scales_at<D, layout::PIECE>(step*STEP + 8*n + g)); };
                     constexpr bool CHOOSES = keys_of::CHOOSES_SCALES;
@@ -579,7 +584,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
 #pragma unroll
                 for (uint step = 0; step < TILE_STEPS; ++step) {
                     values_of v;
-                    v.template load<tile_bytes>(v_first + v_at, v_codes + v_at, v_cell, step*STEP, TILE - 1, 0);
+                    v.template load<tile_bytes>(v_first + v_at, v_codes + v_at, v_cell, step*STEP, TILE - 1, 0, v_shift);
                     v.join();
                     const auto scales_of = [&](uint half_of, uint (&two)[2][D/64]) {
                         load_words((uint (&)[D/32]) two, value_scales + value_scales_at<D, layout::PIECE>(2*step + half_of));
@@ -624,12 +629,12 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
 #endif
 }
 
-template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<D>(), 1) kv_decode_bulk(const KV_IN_PLACE attn_params p) {
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<K, D, QB>(), 1) kv_decode_bulk(const KV_IN_PLACE attn_params p) {
     extern __shared__ __align__(128) uint8_t raw[];
     decode_bulk_block<K, V, D, QB, false>(p, raw);
 }
 
-template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<D>(), 1) kv_decode_bulk_recent(const KV_IN_PLACE attn_params p) {
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<K, D, QB>(), 1) kv_decode_bulk_recent(const KV_IN_PLACE attn_params p) {
     extern __shared__ __align__(128) uint8_t raw[];
     if (blockIdx.z < p.args.main_chunks) {
         decode_bulk_block<K, V, D, QB, true>(p, raw);

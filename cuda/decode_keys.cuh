@@ -71,12 +71,7 @@ struct even_row {
 
     __device__ __forceinline__ explicit even_row(const uint8_t * row) : words(row - ((uintptr_t) row & 2)), shift(((uintptr_t) row & 2) != 0 ? 32 : 16) {}
 
-    // The row so many bytes behind it, a multiple of four.
-    __device__ __forceinline__ even_row behind(uint bytes) const {
-        even_row res = *this;
-        res.words += bytes;
-        return res;
-    }
+    __device__ __forceinline__ even_row(const uint8_t * words, uint shift) : words(words), shift(shift) {}
 
     template <typename Bytes> __device__ __forceinline__ uint word(uint at) const {
         return Bytes::template at<uint>(words + at);
@@ -162,9 +157,13 @@ __device__ __forceinline__ uint kept(uint constant) {
     return constant + __shfl_sync(KV_ALL_LANES, threadIdx.y, 0);
 }
 
-// An address of shared memory that a lane has.
+// What a lane has, an address of shared memory for example.
+__device__ __forceinline__ uint kept(uint x, uint lane) {
+    return __shfl_sync(KV_ALL_LANES, x, lane);
+}
+
 __device__ __forceinline__ uint8_t * kept(const uint8_t * shared, uint lane) {
-    return (uint8_t *) __cvta_shared_to_generic(__shfl_sync(KV_ALL_LANES, (uint) __cvta_generic_to_shared(shared), lane));
+    return (uint8_t *) __cvta_shared_to_generic(kept((uint) __cvta_generic_to_shared(shared), lane));
 }
 
 // Scale n of a row; zero for a half that is not finite.
@@ -187,7 +186,6 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D), WORDS = BITS == 8 ? 4 : BITS == 4 ? 2 : 1;
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
-    static constexpr bool READS_ROWS = JOINED || BITS == 3; // not the lane's codes alone
     static constexpr bool CHOOSES_SCALES = BITS == 4; // a lane needs the first scales of chunks or the second ones
 
     struct queries {
@@ -206,18 +204,19 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
         return SCALES + (BITS <= 3 ? 4 : 8)*t;
     }
 
-    // `codes_of` is that of row 0. Caches are below 4 GiB.
-    template <typename Bytes> __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint g) {
+    // `codes_of` is that of row 0. Caches are below 4 GiB. Of a tile, all rows that a lane reads begin in the same half of a word: what is given is
+    // the word, and by how much codes are shifted in it.
+    template <typename Bytes> __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint g, uint shift_of_rows = 0) {
 #pragma unroll
         for (uint n = 0; n < 2; ++n) {
             const uint at = (Bytes::ENDS ? min(cell + g + 8*n, last) : cell + g + 8*n)*step;
             load_scales<Bytes, SCALES, ALIGN>(scales[n], rows + at); // of a tile nobody needs them
             if constexpr (JOINED) {
-                const even_row row = Bytes::ENDS || n == 0 ? even_row(rows + at) : even_row(rows + (cell + g)*step).behind(8*step);
+                const even_row row = Bytes::ENDS ? even_row(rows + at) : even_row(rows + at, shift_of_rows);
                 shift[n] = row.shift;
 #pragma unroll
                 for (uint i = 0; i <= WORDS; ++i) {
-                    codes[n][0][i] = row.template word<Bytes>((uint) (codes_of - rows) - SCALES + 4*i);
+                    codes[n][0][i] = Bytes::ENDS ? row.template word<Bytes>((uint) (codes_of - rows) - SCALES + 4*i) : Bytes::template at<uint>(codes_of + at - SCALES + 4*i);
                 }
                 for (uint i = 0; i < 3 && BITS == 3; ++i) {
                     upper[n][0][i] = row.template word<Bytes>(16 + 4*i);

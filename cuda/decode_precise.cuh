@@ -18,7 +18,7 @@ struct written_bytes {
 };
 
 template <uint D, uint QB> struct precise_memory {
-    static constexpr uint MOST_WARPS = 16;
+    static constexpr uint MOST_WARPS = 24; // of decode_bulk.cuh
 
     float  softs[MOST_WARPS*4*QB][2];
     float  slopes[MOST_WARPS*4*QB];

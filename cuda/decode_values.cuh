@@ -77,7 +77,6 @@ template <uint KIND, uint D> struct decode_values {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D);
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
-    static constexpr bool READS_ROWS = JOINED || BITS == 3; // not the lane's codes alone
     // Weights are small, and so may scales be: their product keeps its digits if these are larger by 2^POWER.
     static constexpr uint  POWER = BITS == 8 ? 0 : 7;
     static constexpr float UNIT  = level_unit(KIND, D)/(1 << POWER); // of the sums
@@ -106,16 +105,17 @@ template <uint KIND, uint D> struct decode_values {
         return i/8*64 + t/2*32 + i/2 % 2 + (BITS <= 3 ? 2*g + i/4 % 2*16 : 4*g + i/4 % 2*2);
     }
 
-    template <typename Bytes> __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint t) {
+    // As decode_keys has it; up to 3 bits `codes_of` is where codes begin.
+    template <typename Bytes> __device__ __forceinline__ void load(const uint8_t * rows, const uint8_t * codes_of, uint step, uint cell, uint last, uint t, uint shift_of_rows = 0) {
 #pragma unroll
         for (uint n = 0; n < 4; ++n) {
             const uint at = (Bytes::ENDS ? min(cell + t + 4*n, last) : cell + t + 4*n)*step;
             load_scales<Bytes, SCALES, ALIGN>(scales[n], rows + at); // of a tile nobody needs them
             if constexpr (JOINED) {
-                const even_row row = Bytes::ENDS || n == 0 ? even_row(rows + at) : even_row(rows + (cell + t)*step).behind(4*n*step);
+                const even_row row = Bytes::ENDS ? even_row(rows + at) : even_row(rows + at, shift_of_rows);
                 shift[n] = row.shift;
                 for (uint i = 0; i < 2 && BITS == 4; ++i) {
-                    codes[n][0][i] = row.template word<Bytes>((uint) (codes_of - rows) - SCALES + 4*i);
+                    codes[n][0][i] = Bytes::ENDS ? row.template word<Bytes>((uint) (codes_of - rows) - SCALES + 4*i) : Bytes::template at<uint>(codes_of + at - SCALES + 4*i);
                 }
                 for (uint i = 0; i < 3 && BITS == 3; ++i) {
                     upper[n][0][i] = row.template word<Bytes>(16 + 4*i);
