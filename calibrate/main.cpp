@@ -1,9 +1,10 @@
-// kv-calibrate: reads a text with a model and writes the shape of its keys, for `cargo kv calibrate`.
+// kv-calibrate: reads a text with a model and writes the shape of its keys and the centers of its values, for `cargo kv calibrate`.
 //
-// Keys are read where they are written to the cache (SET_ROWS into cache_k_lN), queries where they meet the cache (the attention
-// that reads it), so what counts is what a cache sees, whatever the architecture does before. Layers whose values are a part of
-// their keys (MLA) are left out.
+// Keys are read where they are written to the cache (SET_ROWS into cache_k_lN), queries and values where attention meets the cache, so
+// what counts is what a cache sees, whatever the architecture does before. Layers whose values are a part of their keys (MLA) are
+// left out. Values of layers with attention sinks have no center, since shares of attention do not sum up to one there.
 
+#include "center.h"
 #include "shape.h"
 
 #include "ggml-ext-calibration.h"
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -63,6 +65,9 @@ struct Layer {
     std::vector<Moment>    queries, residuals; // of each KV head
     std::vector<Residuals> coders;
     bool                   latent = false;     // its values are a part of its keys
+
+    int                    value_size = 0;     // 0: values have no centers
+    std::vector<Center>    centers;            // of each KV head
 
     void init(int size_, int heads_) {
         if (!coders.empty()) {
@@ -149,6 +154,9 @@ class Observer {
                 layer.init((int) k->ne[0], (int) k->ne[2]);
                 take_queries(layer, q);
                 take_residuals(layer);
+                if (t->op == GGML_OP_FLASH_ATTN_EXT && !t->src[4]) {
+                    take_values(layer, t);
+                }
             }
         } catch (const std::exception & e) {
             error = e.what();
@@ -157,14 +165,25 @@ class Observer {
         return true;
     }
 
-    // All of a tensor of f32, whose rows are contiguous.
-    const uint8_t * read(const ggml_tensor * t) {
-        if (t->type != GGML_TYPE_F32 || t->nb[0] != sizeof(float)) {
-            throw std::runtime_error(std::string(t->name) + " is no tensor of f32");
+    // All of a tensor, whose rows are contiguous.
+    const uint8_t * read(const ggml_tensor * t, ggml_type type = GGML_TYPE_F32) {
+        if (t->type != type || t->nb[0] != ggml_type_size(type)) {
+            throw std::runtime_error(std::string(t->name) + " is no tensor of " + ggml_type_name(type));
         }
         bytes_.resize(ggml_nbytes(t));
         ggml_backend_tensor_get(t, bytes_.data(), 0, bytes_.size());
         return bytes_.data();
+    }
+
+    // The same as f32, row after row, without what may lie between.
+    std::vector<float> read_halves(const ggml_tensor * t) {
+        const uint8_t * data = read(t, GGML_TYPE_F16);
+        std::vector<float> res(ggml_nelements(t));
+        for (int64_t i = 0; i < ggml_nrows(t); i++) {
+            const int64_t i1 = i % t->ne[1], i2 = i/t->ne[1] % t->ne[2], i3 = i/t->ne[1]/t->ne[2];
+            ggml_fp16_to_fp32_row((const ggml_fp16_t *) (data + i1*t->nb[1] + i2*t->nb[2] + i3*t->nb[3]), &res[i*t->ne[0]], t->ne[0]);
+        }
+        return res;
     }
 
     // Keys come before the attention, which shows how many heads they are of.
@@ -200,6 +219,54 @@ class Observer {
             layer.residuals[h].count(n);
         }
         from.keys.clear();
+    }
+
+    // One query of sixteen: its shares of attention are computed anew.
+    void take_values(Layer & layer, const ggml_tensor * t) {
+        constexpr int64_t STEP = 16;
+        const ggml_tensor * q = t->src[0], * k = t->src[1], * v = t->src[2], * mask = t->src[3];
+        const int64_t cells = k->ne[1], heads = q->ne[2], group = heads/layer.heads;
+        const bool halves = k->type == GGML_TYPE_F16 && v->type == GGML_TYPE_F16 && (!mask || mask->type == GGML_TYPE_F16);
+        if (!halves || q->ne[3] != 1 || v->ne[2] != layer.heads || (mask && (mask->ne[0] != cells || mask->ne[2] != 1))) {
+            return;
+        }
+        layer.value_size = (int) v->ne[0];
+        layer.centers.resize(layer.heads, Center(layer.value_size));
+
+        const std::vector<float> keys = read_halves(k), values = read_halves(v), hidden = mask ? read_halves(mask) : std::vector<float>();
+        const uint8_t * queries = read(q);
+        float params[3]; // scale, ALiBi, cap
+        memcpy(params, t->op_params, sizeof(params));
+
+        in_parallel(threads_, [&](int part) {
+            const size_t d = layer.size;
+            std::vector<float> turned(d*cells), shares(cells);
+            for (int h = part; h < layer.heads; h += threads_) {
+                // a line for each component, so that products are sums of whole lines
+                for (int64_t i = 0; i < cells; i++) {
+                    for (size_t j = 0; j < d; j++) {
+                        turned[j*cells + i] = keys[(h*cells + i)*d + j];
+                    }
+                }
+                for (int64_t head = h*group; head < (h + 1)*group; head++) {
+                    const Softmax softmax = { params[0], params[2], alibi_slope(params[1], (int) head, (int) heads) };
+                    for (int64_t i = 0; i < q->ne[1]; i += STEP) {
+                        const float * query = (const float *) (queries + i*q->nb[1] + head*q->nb[2]);
+                        std::fill(shares.begin(), shares.end(), 0.0f);
+                        float * __restrict to = shares.data();
+                        for (size_t j = 0; j < d; j++) {
+                            const float * line = &turned[j*cells];
+                            for (int64_t c = 0; c < cells; c++) {
+                                to[c] += query[j]*line[c];
+                            }
+                        }
+                        if (softmax.shares(to, mask ? &hidden[i*cells] : nullptr, cells)) {
+                            layer.centers[h].add(to, &values[(size_t) h*cells*layer.value_size], cells);
+                        }
+                    }
+                }
+            }
+        });
     }
 
     // [values, tokens, query heads]: those of a KV head one after the other.
@@ -306,7 +373,14 @@ std::map<int, ggml_ext_calibration::layer> shapes(const std::map<int, Layer> & l
         for (int h = 0; h < layer.heads; h++) {
             work.push_back({ il, h });
         }
-        res[il] = { layer.size, layer.heads, std::vector<float>((size_t) layer.size*layer.size*layer.heads) };
+        ggml_ext_calibration::layer & to = res[il];
+        to.size  = layer.size;
+        to.heads = layer.heads;
+        to.m.resize((size_t) layer.size*layer.size*layer.heads);
+        for (const Center & center : layer.centers) {
+            const std::vector<float> mean = center.mean();
+            to.center.insert(to.center.end(), mean.begin(), mean.end());
+        }
     }
     std::vector<std::string> errors(threads);
     in_parallel(threads, [&](int part) {

@@ -147,6 +147,8 @@ struct ggml_ext_attention {
     const struct ggml_ext_tensor *sinks;
     // Precise rows of recent cells, or NULL
     const struct ggml_ext_recent_rows *recent;
+    // f32 [dv, 1, n_head_kv]: added to each result, or NULL
+    const struct ggml_ext_tensor *center;
     // Multiplies the scores.
     float scale;
     // ALiBi.
@@ -425,6 +427,21 @@ bool ggml_ext_multiply(const struct ggml_ext_tensor *m,
                        int ith,
                        int nth);
 
+// SUB of f32 values, [head size, heads, tokens], and the center of each head: what a calibrated cache stores.
+// Safety: The pointers are NULL or descriptions of memory that is there.
+bool ggml_ext_subtract(const struct ggml_ext_tensor *x,
+                       const struct ggml_ext_tensor *center,
+                       const struct ggml_ext_tensor *dst,
+                       int ith,
+                       int nth);
+
+// Does each thread find in its share of ggml_ext_subtract, to dst, all rows that its share of ggml_ext_set_rows writes? Then there is
+// no need to wait between the two.
+// Safety: The pointers are NULL or descriptions.
+bool ggml_ext_rows_stay(const struct ggml_ext_tensor *dst,
+                        const struct ggml_ext_tensor *cache,
+                        const struct ggml_ext_tensor *rows);
+
 // The header of a state, prefix included: its length; written where it fits into `size`.
 // Safety: `state` is NULL or a description with arrays as long as said; `dst` is NULL or has room for `size` bytes.
 size_t ggml_ext_state_header(const struct ggml_ext_state *state, void *dst, size_t size);
@@ -546,6 +563,8 @@ bool ggml_ext_state_recode(int32_t id,
     X(ggml_ext_multiplies) \
     X(ggml_ext_heads_stay) \
     X(ggml_ext_multiply) \
+    X(ggml_ext_subtract) \
+    X(ggml_ext_rows_stay) \
     X(ggml_ext_state_header) \
     X(ggml_ext_state_header_rest) \
     X(ggml_ext_state_check) \

@@ -1,10 +1,12 @@
-// Calibrated keys: a cache that stores M key instead of the key, with a matrix M for each layer and KV head, and multiplies queries
-// by the inverse of M, transposed, so that scores stay what they are (docs/calibration.md). llama_kv_cache has an object of this.
+// Calibrated keys and values (docs/calibration.md). llama_kv_cache has an object of this. The cache stores M key instead of the key, with a
+// matrix M for each layer and KV head, and queries are multiplied by the inverse of M, transposed, so that scores stay what they are.
+// Values of our types are stored without the center of their layer and KV head, and the result of attention gets it back: shares of attention
+// sum up to one.
 //
-// The products are ops of the graph, so every device has them and no cache type knows of them. Keys are multiplied where they
+// All of this is ops of the graph, so every device has them and no cache type knows of them. Keys are multiplied where they
 // are written (cpy_k). Queries are multiplied where attention meets the cache (build_attn_mha): the view that get_k returns carries the
-// matrices. K-shift takes keys back, turns them, and multiplies again. The matrices lie in buffers of their own, which clear() leaves
-// alone, on the device of their layer. They are f16: each token reads them all, which with f32 takes twice as long, and f32 was no
+// matrices, and that of get_v the centers. K-shift takes keys back, turns them, and multiplies again. Matrices and centers lie in buffers of
+// their own, which clear() leaves alone, on the device of their layer. They are f16: each token reads them all, which with f32 takes twice as long, and f32 was no
 // closer even where keys are large (Qwen2.5).
 #pragma once
 
@@ -13,6 +15,7 @@
 #include "ggml-cpp.h"
 #include "llama-impl.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -32,6 +35,7 @@ class ggml_ext_calibrated {
         gains        = ggml_ext_gains_by_calibration((int32_t) type_k);
         arch         = model.arch_name();
         is_mla       = model.hparams.is_mla() || arch == "deepseek4";
+        is_gathered  = arch == "minimax-m3";
         no_alloc     = model.hparams.no_alloc;
         model_digest = [&model] { return ggml_ext_model_digest(model); };
         if (named) {
@@ -39,8 +43,12 @@ class ggml_ext_calibrated {
         }
     }
 
-    // Layer number `ikv` of the cache, layer `il` of the model. `buft`: where its keys are.
-    void add_layer(size_t ikv, uint32_t il, const ggml_tensor * k, int64_t n_head, ggml_backend_buffer_type_t buft) {
+    // Layer number `ikv` of the cache, layer `il` of the model. `v`: NULL where there are no values, or they lie transposed. `n_head`: KV heads.
+    // `buft`: where its keys are.
+    void add_layer(size_t ikv, uint32_t il, const ggml_tensor * k, const ggml_tensor * v, int64_t n_head, ggml_backend_buffer_type_t buft) {
+        if (v && n_head > 0 && v->ne[0] > 0) {
+            with_values.push_back({ ikv, il, v, n_head, buft });
+        }
         const bool needs = ggml_ext_needs_calibration(k->type);
         if ((!named && !needs) || n_head == 0 || k->ne[0] == 0) {
             return;
@@ -51,6 +59,9 @@ class ggml_ext_calibrated {
         }
         if (is_mla) {
             throw std::runtime_error("calibrated keys: this model keeps latents (MLA), of which keys and values are made; use a K cache type without cal=");
+        }
+        if (is_gathered) {
+            throw std::runtime_error("calibrated keys: this model gathers the cells that it attends to by itself, without calibration; use a K cache type without cal=");
         }
         if (!file) {
             read();
@@ -89,6 +100,7 @@ class ggml_ext_calibrated {
 
     // Behind the layers: memory for the matrices, and these.
     void load() {
+        add_centers();
         for (auto & [buft, ctx] : contexts) {
             ggml_backend_buffer_t buffer = nullptr;
             if (no_alloc) {
@@ -100,7 +112,7 @@ class ggml_ext_calibrated {
                 buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft);
             }
             if (!buffer) {
-                throw std::runtime_error("no memory for the matrices of calibrated keys");
+                throw std::runtime_error("no memory for the matrices and centers of a calibration");
             }
             ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
             buffers.emplace_back(buffer);
@@ -111,42 +123,66 @@ class ggml_ext_calibrated {
                 set(l.n, ggml_ext_inverse_transposed(*of));
             }
         }
-        if (!pending.empty()) {
+        for (const auto & [of, l] : pending_centers) {
+            if (!no_alloc) {
+                ggml_backend_tensor_set(l.c, of->center.data(), 0, ggml_nbytes(l.c));
+            }
+        }
+        if (!pending.empty() || !pending_centers.empty()) {
             own_digest = file->digest;
-            LLAMA_LOG_INFO("%s: keys of %zu layers are calibrated by %s (digest %016llx, %u tokens of %s)\n", __func__, pending.size(), path.c_str(),
-                           (unsigned long long) own_digest, file->tokens, file->text.c_str());
+            LLAMA_LOG_INFO("%s: keys of %zu layers and values of %zu are calibrated by %s (digest %016llx, %u tokens of %s)\n", __func__, pending.size(),
+                           pending_centers.size(), path.c_str(), (unsigned long long) own_digest, file->tokens, file->text.c_str());
         }
         pending.clear();
+        pending_centers.clear();
+        with_values.clear();
         file.reset();
     }
 
-    bool empty() const { return layers.empty(); }
-    bool has(size_t ikv) const { return layers.count(ikv) > 0; }
+    // of keys
+    bool empty() const {
+        return std::none_of(layers.begin(), layers.end(), [](const auto & l) { return l.second.m; });
+    }
+    bool has(size_t ikv) const { return find(ikv).m; }
 
-    // Of the calibration that keys are stored by; 0 where they are stored as they are.
+    // Of the calibration that keys and values are stored by; 0 where they are stored as they are.
     uint64_t digest() const { return own_digest; }
 
     // graphs
 
     // In cpy_k: [head size, KV heads, tokens].
     ggml_tensor * keys(ggml_context * ctx, size_t ikv, ggml_tensor * k) const {
-        const auto it = layers.find(ikv);
-        return it == layers.end() ? k : contiguous(ctx, multiply(ctx, it->second.m, k));
+        const layer l = find(ikv);
+        return l.m ? contiguous(ctx, multiply(ctx, l.m, k)) : k;
+    }
+
+    // In cpy_v: [head size, KV heads, tokens].
+    ggml_tensor * values(ggml_context * ctx, size_t ikv, ggml_tensor * v) const {
+        const layer l = find(ikv);
+        if (!l.c) {
+            return v;
+        }
+        v = ggml_sub(ctx, v, l.c);
+        ggml_ext_mark_center(v);
+        return v;
     }
 
     // In get_k: the view knows from here on what its queries are to be multiplied by.
     ggml_tensor * attach(size_t ikv, ggml_tensor * view) const {
-        const auto it = layers.find(ikv);
-        if (it != layers.end()) {
-            view->src[4] = it->second.n;
-        }
+        view->src[4] = find(ikv).n;
+        return view;
+    }
+
+    // In get_v: the view knows what its results lack.
+    ggml_tensor * attach_values(size_t ikv, ggml_tensor * view) const {
+        view->src[4] = find(ikv).c;
         return view;
     }
 
     // K-shift: from what is stored to keys.
     ggml_tensor * undo(ggml_context * ctx, size_t ikv, ggml_tensor * k) const {
-        const auto it = layers.find(ikv);
-        return it == layers.end() ? k : contiguous(ctx, multiply(ctx, ggml_cont(ctx, ggml_transpose(ctx, it->second.n)), k));
+        const layer l = find(ikv);
+        return l.n ? contiguous(ctx, multiply(ctx, ggml_cont(ctx, ggml_transpose(ctx, l.n)), k)) : k;
     }
 
     // [head size, heads, tokens]; each matrix is for so many heads in a row. Many tokens are the columns of a product for each head, as
@@ -168,6 +204,7 @@ class ggml_ext_calibrated {
 
     struct layer {
         ggml_tensor * m = nullptr, * n = nullptr; // [head size, head size, KV heads]
+        ggml_tensor * c = nullptr;                // [head size of values, KV heads]
     };
 
     std::map<size_t, layer> layers;
@@ -178,10 +215,45 @@ class ggml_ext_calibrated {
 
     // while the cache is made
     std::string                         path, arch;
-    bool                                named = false, gains = false, is_mla = false, no_alloc = false;
+    bool                                named = false, gains = false, is_mla = false, is_gathered = false, no_alloc = false;
     std::function<uint64_t()>           model_digest;
     std::optional<ggml_ext_calibration> file;
-    std::vector<std::pair<const ggml_ext_calibration::layer *, layer>> pending;
+    std::vector<std::pair<const ggml_ext_calibration::layer *, layer>> pending, pending_centers;
+
+    struct layer_with_values {
+        size_t                     ikv;
+        uint32_t                   il;
+        const ggml_tensor *        v;
+        int64_t                    n_head;
+        ggml_backend_buffer_type_t buft;
+    };
+    std::vector<layer_with_values> with_values;
+
+    layer find(size_t ikv) const {
+        const auto it = layers.find(ikv);
+        return it == layers.end() ? layer() : it->second;
+    }
+
+    // Where the keys of a layer are calibrated, the values of all are, if they are of our types. Not where llama.cpp rotates values, which it does for
+    // all layers if one has a quantized type of its own: the centers are of values as they are.
+    void add_centers() {
+        const auto rotates = [](const layer_with_values & l) { return ggml_is_quantized(l.v->type) && !ggml_ext_is_ours(l.v->type); };
+        if (!file || is_gathered || std::any_of(with_values.begin(), with_values.end(), rotates)) {
+            return;
+        }
+        for (const layer_with_values & of : with_values) {
+            const auto    it   = file->layers.find((int) of.il);
+            const int64_t size = of.v->ne[0]/of.n_head;
+            if (!ggml_ext_is_ours(of.v->type) || it == file->layers.end() || it->second.heads != of.n_head || (int64_t) it->second.center.size() != size*of.n_head) {
+                continue;
+            }
+            ggml_context * ctx = context_for(of.buft);
+            layer & l = layers[of.ikv];
+            l.c = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, size, of.n_head);
+            ggml_format_name(l.c, "v_center_l%d", (int) of.il);
+            pending_centers.push_back({ &it->second, l });
+        }
+    }
 
     // With the strides of one that was never permuted, which a dimension of 1 may lack and still be contiguous.
     static ggml_tensor * contiguous(ggml_context * ctx, ggml_tensor * x) {
@@ -225,6 +297,24 @@ class ggml_ext_calibrated {
         return ctx;
     }
 };
+
+// In build_attn_mha: the result of an attention over values that were stored without their centers.
+inline ggml_tensor * ggml_ext_calibrated_values(ggml_context * ctx, ggml_tensor * attention) {
+    const ggml_tensor * v = attention->src[2];
+    while (v && v->op == GGML_OP_PERMUTE) {
+        v = v->src[0];
+    }
+    if (!v || v->op != GGML_OP_VIEW || !v->src[4]) {
+        return attention;
+    }
+    // query heads of a KV head in a row
+    ggml_tensor * center = v->src[4];
+    const int64_t size = center->ne[0], heads = center->ne[1], group = attention->ne[1]/heads;
+    ggml_tensor * res = ggml_reshape_4d(ctx, attention, size, group, heads, attention->ne[2]*attention->ne[3]);
+    res = ggml_add(ctx, res, ggml_reshape_3d(ctx, center, size, 1, heads));
+    ggml_ext_mark_center(res);
+    return ggml_reshape_4d(ctx, res, size, attention->ne[1], attention->ne[2], attention->ne[3]);
+}
 
 // In build_attn_mha: queries that meet calibrated keys.
 inline ggml_tensor * ggml_ext_calibrated_queries(ggml_context * ctx, ggml_tensor * q, const ggml_tensor * k) {

@@ -4,6 +4,7 @@
 
 #include "ggml-cpp.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <mutex>
@@ -18,10 +19,11 @@ constexpr const char * KEY_ARCHITECTURE = "kv-cal.architecture";
 constexpr const char * KEY_MODEL        = "kv-cal.model";
 constexpr const char * KEY_TEXT         = "kv-cal.text";
 constexpr const char * KEY_TOKENS       = "kv-cal.tokens";
-constexpr const char * TENSOR           = "blk.%d.k_cal";
+constexpr const char * KEYS             = "blk.%d.k_cal";
+constexpr const char * CENTERS          = "blk.%d.v_center";
 constexpr const char * TYPE             = "kv-calibration";
 
-constexpr uint32_t VERSION = 1;
+constexpr uint32_t VERSION = 2;
 constexpr int64_t  LARGEST = 1024; // head size, and number of heads
 
 [[noreturn]] void refuse(const std::string & path, const std::string & why) {
@@ -58,12 +60,15 @@ class Reader {
         return id < 0 ? 0 : gguf_get_val_u64(gguf_.get(), id);
     }
 
-    // All tensors, each with the number of its layer.
-    template <typename F> void for_each(F && take) const {
+    // All tensors of a name, each with the number of its layer, and a sum of its bytes.
+    template <typename F> void for_each(const char * name, std::vector<uint64_t> & sums, F && take) const {
+        const std::string all = std::string(name) + "%n";
         for (ggml_tensor * t = ggml_get_first_tensor(data_.get()); t; t = ggml_get_next_tensor(data_.get(), t)) {
-            int il = -1;
-            if (sscanf(t->name, TENSOR, &il) == 1 && il >= 0) {
+            int il = -1, end = 0;
+            if (sscanf(t->name, all.c_str(), &il, &end) == 1 && il >= 0 && end > 0 && t->name[end] == 0) {
                 take(il, t);
+                sums.push_back((uint64_t) il);
+                sums.push_back(ggml_ext_state_checksum(t->data, ggml_nbytes(t)));
             }
         }
     }
@@ -95,8 +100,13 @@ ggml_ext_calibration ggml_ext_calibration_read(const std::string & path) {
     res.model        = reader.long_number(KEY_MODEL);
     res.tokens       = reader.number(KEY_TOKENS);
 
+    const auto check_numbers = [&](const ggml_tensor * t, const std::vector<float> & values) {
+        if (!std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); })) {
+            refuse(path, std::string(t->name) + " has values that are no numbers");
+        }
+    };
     std::vector<uint64_t> sums;
-    reader.for_each([&](int il, const ggml_tensor * t) {
+    reader.for_each(KEYS, sums, [&](int il, const ggml_tensor * t) {
         if (t->type != GGML_TYPE_F16 || t->ne[0] != t->ne[1] || t->ne[0] > LARGEST || t->ne[2] > LARGEST || t->ne[3] != 1) {
             refuse(path, std::string(t->name) + " has another form than matrices of heads");
         }
@@ -105,13 +115,15 @@ ggml_ext_calibration ggml_ext_calibration_read(const std::string & path) {
         layer.heads = t->ne[2];
         layer.m.resize(ggml_nelements(t));
         ggml_fp16_to_fp32_row((const ggml_fp16_t *) t->data, layer.m.data(), (int64_t) layer.m.size());
-        for (const float x : layer.m) {
-            if (!std::isfinite(x)) {
-                refuse(path, std::string(t->name) + " has values that are no numbers");
-            }
+        check_numbers(t, layer.m);
+    });
+    reader.for_each(CENTERS, sums, [&](int il, const ggml_tensor * t) {
+        const auto it = res.layers.find(il);
+        if (t->type != GGML_TYPE_F32 || it == res.layers.end() || t->ne[0] > LARGEST || t->ne[1] != it->second.heads || t->ne[2] != 1 || t->ne[3] != 1) {
+            refuse(path, std::string(t->name) + " has another form than centers of heads");
         }
-        sums.push_back((uint64_t) il);
-        sums.push_back(ggml_ext_state_checksum(t->data, ggml_nbytes(t)));
+        it->second.center.assign((const float *) t->data, (const float *) t->data + ggml_nelements(t));
+        check_numbers(t, it->second.center);
     });
     if (res.layers.empty()) {
         refuse(path, "it has no layers");
@@ -123,7 +135,7 @@ ggml_ext_calibration ggml_ext_calibration_read(const std::string & path) {
 void ggml_ext_calibration_write(const ggml_ext_calibration & what, const std::string & path) {
     size_t bytes = 0;
     for (const auto & [_, layer] : what.layers) {
-        bytes += layer.m.size()*sizeof(ggml_fp16_t) + ggml_tensor_overhead() + 64;
+        bytes += layer.m.size()*sizeof(ggml_fp16_t) + layer.center.size()*sizeof(float) + 2*(ggml_tensor_overhead() + 64);
     }
     ggml_context_ptr ctx(ggml_init({ bytes, nullptr, false }));
     gguf_context_ptr gguf(gguf_init_empty());
@@ -135,9 +147,15 @@ void ggml_ext_calibration_write(const ggml_ext_calibration & what, const std::st
     gguf_set_val_u32(gguf.get(), KEY_TOKENS, what.tokens);
     for (const auto & [il, layer] : what.layers) {
         ggml_tensor * t = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F16, layer.size, layer.size, layer.heads);
-        ggml_format_name(t, TENSOR, il);
+        ggml_format_name(t, KEYS, il);
         ggml_fp32_to_fp16_row(layer.m.data(), (ggml_fp16_t *) t->data, (int64_t) layer.m.size());
         gguf_add_tensor(gguf.get(), t);
+        if (!layer.center.empty()) {
+            t = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, (int64_t) layer.center.size()/layer.heads, layer.heads);
+            ggml_format_name(t, CENTERS, il);
+            std::copy(layer.center.begin(), layer.center.end(), (float *) t->data);
+            gguf_add_tensor(gguf.get(), t);
+        }
     }
     if (!gguf_write_to_file(gguf.get(), path.c_str(), false)) {
         throw std::runtime_error("cannot write " + path);

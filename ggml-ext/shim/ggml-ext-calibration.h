@@ -1,12 +1,13 @@
-// The file of a calibration: for each layer, the matrices M of its KV heads by which keys are stored, y = M key. `cargo kv
-// calibrate` writes it (calibrate/), ggml-ext-calibrated.h multiplies by what is in it.
+// The file of a calibration: for each layer, the matrices M of its KV heads by which keys are stored, y = M key, and the centers that
+// values are stored without. `cargo kv calibrate` writes it (calibrate/), ggml-ext-calibrated.h computes with what is in it.
 //
 //     general.type         "kv-calibration"
-//     kv-cal.version       1
+//     kv-cal.version       2
 //     kv-cal.architecture  of the model
 //     kv-cal.model         ggml_ext_model_digest
 //     kv-cal.text, kv-cal.tokens
 //     blk.N.k_cal          f16 [head size, head size, KV heads]: row after row of M, head after head
+//     blk.N.v_center       f32 [head size of values, KV heads]; may be missing
 #pragma once
 
 #include "ggml-ext-seam.h"
@@ -21,12 +22,13 @@
 struct ggml_ext_calibration {
     struct layer {
         int64_t            size = 0, heads = 0;
-        std::vector<float> m; // head after head, row after row
+        std::vector<float> m;      // head after head, row after row
+        std::vector<float> center; // of values, head after head; none where it is empty
     };
 
     std::string          path, architecture, text;
     uint64_t             model  = 0; // digest of the model
-    uint64_t             digest = 0; // of the matrices
+    uint64_t             digest = 0; // of the matrices and centers
     uint32_t             tokens = 0;
     std::map<int, layer> layers;
 };

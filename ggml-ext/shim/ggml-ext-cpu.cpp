@@ -1,4 +1,4 @@
-// The shim's part in the CPU backend: an extra that computes the ops on our types, and the products of calibrated keys and queries.
+// The shim's part in the CPU backend: an extra that computes the ops on our types, and those of calibrated keys, queries and values.
 //
 // Every op that computes with one of our types is claimed, so that none is computed by code that does not know the type. A
 // graph that was placed by supports_op never meets one that the library refuses; an RPC server computes what it is sent
@@ -103,6 +103,7 @@ ggml_ext_tensor describe(const ggml_tensor * t) {
 struct attention {
     ggml_ext_tensor      mask    = {};
     ggml_ext_tensor      sinks   = {};
+    ggml_ext_tensor      center  = {};
     ggml_ext_tensor      batch_k = {};
     ggml_ext_tensor      batch_v = {};
     ggml_ext_recent_rows recent  = {};
@@ -141,6 +142,12 @@ struct attention {
         memcpy(&op.logit_softcap, (const float *) t->op_params + 2, sizeof(float));
     }
 
+    // With an ADD of centers to its result, in place.
+    attention(const ggml_tensor * t, const ggml_tensor * add) : attention(t) {
+        center    = describe(add->src[1]);
+        op.center = &center;
+    }
+
     attention(const attention &) = delete;
     attention & operator=(const attention &) = delete;
 };
@@ -159,10 +166,15 @@ bool is_product(const ggml_tensor * op) {
     return ggml_ext_is_product(op) && op->src[0] && op->src[1] && op->src[0]->type == GGML_TYPE_F16 && op->src[1]->type == GGML_TYPE_F32;
 }
 
+// The center of values that are written to a cache: as a product.
+bool is_centering(const ggml_tensor * op) {
+    return ggml_ext_is_centering(op) && op->src[0] && op->src[1] && op->src[0]->type == GGML_TYPE_F32 && op->src[1]->type == GGML_TYPE_F32;
+}
+
 // What else there is on these types comes here, and is refused where the library has no such op.
 bool claims(const ggml_tensor * op) {
     // LIGHTNING_INDEXER is ggml's own code, through to_float
-    return is_product(op) || (op->op != GGML_OP_LIGHTNING_INDEXER && !is_concat_of_rows(op) && ggml_ext_concerns(op));
+    return is_product(op) || is_centering(op) || (op->op != GGML_OP_LIGHTNING_INDEXER && !is_concat_of_rows(op) && ggml_ext_concerns(op));
 }
 
 // Is it an op that the library has, with the sources that it takes?
@@ -184,6 +196,8 @@ bool serves(const ggml_tensor * op) {
             return sources(2) && ggml_ext_is_ours(op->type);
         case GGML_OP_MUL_MAT:
             return sources(2) && (ggml_ext_is_ours(op->src[0]->type) || is_product(op));
+        case GGML_OP_SUB:
+            return is_centering(op);
         case GGML_OP_GET_ROWS:
             return sources(2) && ggml_ext_is_ours(op->src[0]->type);
         case GGML_OP_CPY:
@@ -193,6 +207,12 @@ bool serves(const ggml_tensor * op) {
         default:
             return false;
     }
+}
+
+bool attend(const ggml_compute_params * params, const attention & att) {
+    const bool computed = ggml_ext_attention_compute(&att.op, params->ith, params->nth, params->wdata, params->wsize);
+    ggml_barrier(params->threadpool);
+    return ggml_ext_attention_finish(&att.op, params->ith, params->nth, params->wdata, params->wsize) && computed;
 }
 
 bool compute(const ggml_compute_params * params, const ggml_tensor * op) {
@@ -208,10 +228,7 @@ bool compute(const ggml_compute_params * params, const ggml_tensor * op) {
         return false;
     }
     if (op->op == GGML_OP_FLASH_ATTN_EXT) {
-        const attention att(op);
-        const bool computed = ggml_ext_attention_compute(&att.op, ith, nth, params->wdata, params->wsize);
-        ggml_barrier(params->threadpool);
-        return ggml_ext_attention_finish(&att.op, ith, nth, params->wdata, params->wsize) && computed;
+        return attend(params, attention(op));
     }
 
     const ggml_ext_tensor dst  = describe(op);
@@ -230,6 +247,10 @@ bool compute(const ggml_compute_params * params, const ggml_tensor * op) {
             const ggml_ext_tensor src1 = describe(op->src[1]);
             return is_product(op) ? ggml_ext_multiply(&src0, &src1, &dst, ith, nth) : ggml_ext_mul_mat(&src0, &src1, &dst, ith, nth);
         }
+        case GGML_OP_SUB: {
+            const ggml_ext_tensor center = describe(op->src[1]);
+            return ggml_ext_subtract(&src0, &center, &dst, ith, nth);
+        }
         default:
             return ggml_ext_copy(&dst, &src0, ith, nth);
     }
@@ -237,15 +258,19 @@ bool compute(const ggml_compute_params * params, const ggml_tensor * op) {
 
 std::atomic<int64_t> waits_saved{0};
 
-void compute_or_say(const ggml_compute_params * params, const ggml_tensor * op) {
-    if (!compute(params, op)) {
+void say_unless(bool computed, const ggml_tensor * op) {
+    if (!computed) {
         GGML_LOG_ERROR("ggml-ext: %s failed for %s (%s)\n", ggml_op_name(op->op), op->name, ggml_type_name(op->type));
     }
 }
 
+void compute_or_say(const ggml_compute_params * params, const ggml_tensor * op) {
+    say_unless(compute(params, op), op);
+}
+
 // An op of which each thread does its share and is done: nothing in it waits, and it needs no work data.
 bool waits_for_nobody(const ggml_tensor * op) {
-    return is_product(op) || (op->op == GGML_OP_SET_ROWS && ggml_ext_is_ours(op->type) && op->src[0] && op->src[1]);
+    return is_product(op) || is_centering(op) || (op->op == GGML_OP_SET_ROWS && ggml_ext_is_ours(op->type) && op->src[0] && op->src[1]);
 }
 
 struct memory {
@@ -276,7 +301,14 @@ struct footprint {
 
   private:
     bool heads_stay(const ggml_tensor * written, int n_threads) const {
-        if (!is_product(op) || written->op != GGML_OP_SET_ROWS) {
+        if (written->op != GGML_OP_SET_ROWS) {
+            return false;
+        }
+        if (is_centering(op)) {
+            const ggml_ext_tensor left = describe(op), cache = describe(written), rows = describe(written->src[0]);
+            return ggml_ext_rows_stay(&left, &cache, &rows);
+        }
+        if (!is_product(op)) {
             return false;
         }
         const ggml_ext_tensor m = describe(op->src[0]), x = describe(op->src[1]), product = describe(op), cache = describe(written), rows = describe(written->src[0]);
@@ -284,13 +316,12 @@ struct footprint {
     }
 };
 
-// Asks for what a thread takes of a product's matrices while one token is decoded, or nearly that: weights have driven them out of all caches
+// Asks for what a thread takes of a product's matrices, or of centers, while one token is decoded, or nearly that: weights have driven them out of all caches
 // since the token before.
-void prefetch_matrices(const ggml_tensor * product, const ggml_compute_params * params) {
+void prefetch_share(const ggml_tensor * m, const ggml_compute_params * params) {
 #if defined(__GNUC__)
     // what a layer may have, and a cache holds
     constexpr size_t MOST = 4*1024*1024;
-    const ggml_tensor * m = product->src[0];
     const size_t bytes = bytes_of(m);
     if (!m->data || !ggml_is_contiguous(m) || bytes > MOST) {
         return;
@@ -299,7 +330,7 @@ void prefetch_matrices(const ggml_tensor * product, const ggml_compute_params * 
         __builtin_prefetch((const char *) m->data + i);
     }
 #else
-    GGML_UNUSED(product);
+    GGML_UNUSED(m);
     GGML_UNUSED(params);
 #endif
 }
@@ -318,6 +349,35 @@ const ggml_tensor * next_product(const ggml_cgraph * graph, int node) {
         }
     }
     return nullptr;
+}
+
+// An attention and the centers that its result gets back, where it lies. 0: there is none here; else how many nodes are done behind the first.
+int attend_and_add(const ggml_cgraph * graph, int node, const ggml_compute_params * params) {
+    const ggml_tensor * op = graph->nodes[node];
+    if (op->op != GGML_OP_FLASH_ATTN_EXT || !claims(op) || !serves(op)) {
+        return 0;
+    }
+    int at = node + 1;
+    while (at < graph->n_nodes && ggml_op_is_empty(graph->nodes[at]->op)) {
+        at++;
+    }
+    const ggml_tensor * add = at < graph->n_nodes ? graph->nodes[at] : op;
+    const bool in_place = ggml_ext_is_uncentering(add) && (add->flags & GGML_TENSOR_FLAG_COMPUTE) && add->src[0] && add->src[0]->view_src == op && add->src[1] &&
+                          add->src[0]->data == op->data && add->data == op->data && ggml_nelements(add) == ggml_nelements(op) &&
+                          ggml_is_contiguous(add->src[0]) && ggml_is_contiguous(add) && ggml_is_contiguous(op);
+    if (!in_place) {
+        return 0;
+    }
+    const attention att(op, add);
+    char err[256];
+    if (!ggml_ext_attention_supports(&att.op, err, sizeof(err))) {
+        return 0;
+    }
+    say_unless(attend(params, att), op);
+    if (params->ith == 0) {
+        waits_saved++;
+    }
+    return at - node;
 }
 
 class ext_traits : public ggml::cpu::tensor_traits {
@@ -387,9 +447,12 @@ int64_t ggml_ext_cpu_waits_saved(void) {
 }
 
 int ggml_ext_cpu_fuse(const ggml_cgraph * graph, int first, const ggml_compute_params * params) {
+    if (const int n = attend_and_add(graph, first, params)) {
+        return n;
+    }
     if (!waits_for_nobody(graph->nodes[first])) {
         if (const ggml_tensor * product = graph->nodes[first]->op == GGML_OP_MUL_MAT ? next_product(graph, first) : nullptr) {
-            prefetch_matrices(product, params);
+            prefetch_share(product->src[0], params);
         }
         return 0;
     }
@@ -417,7 +480,9 @@ int ggml_ext_cpu_fuse(const ggml_cgraph * graph, int first, const ggml_compute_p
     }
     for (int i = 1; i < n; i++) {
         if (is_product(of[i].op)) {
-            prefetch_matrices(of[i].op, params);
+            prefetch_share(of[i].op->src[0], params);
+        } else if (is_centering(of[i].op)) {
+            prefetch_share(of[i].op->src[1], params);
         }
     }
     std::for_each(of, of + n, [&](const footprint & f) { compute_or_say(params, f.op); });

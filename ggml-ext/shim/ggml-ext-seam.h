@@ -11,6 +11,7 @@
 #include "ggml.h"
 
 #define GGML_EXT_PRODUCT 0x6b766d6d
+#define GGML_EXT_CENTER  0x6b766365
 
 #ifdef __cplusplus
 #    include <stdexcept>
@@ -34,14 +35,25 @@ size_t ggml_ext_quantize(enum ggml_type type, const float * src, void * dst, int
 // Does this op compute with one of our types? (Views do not compute.)
 bool ggml_ext_concerns(const struct ggml_tensor * op);
 
-// A MUL_MAT of f16 matrices and f32 rows that the library multiplies where it is computed on a CPU; other devices see an ordinary
-// one. The mark is in the last of an op's parameters, which MUL_MAT does not use.
-static inline void ggml_ext_mark_product(struct ggml_tensor * op) {
-    op->op_params[GGML_MAX_OP_PARAMS/sizeof(op->op_params[0]) - 1] = GGML_EXT_PRODUCT;
+// Ops of calibrated caches that the library has too where they are computed on a CPU; other devices see ordinary ones. The mark is in the
+// last of an op's parameters, which these ops do not use.
+static inline void ggml_ext_mark(struct ggml_tensor * op, int32_t mark) {
+    op->op_params[GGML_MAX_OP_PARAMS/sizeof(op->op_params[0]) - 1] = mark;
 }
+static inline bool ggml_ext_is_marked(const struct ggml_tensor * op, int32_t mark) {
+    return op->op_params[GGML_MAX_OP_PARAMS/sizeof(op->op_params[0]) - 1] == mark;
+}
+
+// A MUL_MAT of f16 matrices and f32 rows.
+static inline void ggml_ext_mark_product(struct ggml_tensor * op) { ggml_ext_mark(op, GGML_EXT_PRODUCT); }
 static inline bool ggml_ext_is_product(const struct ggml_tensor * op) {
-    return op->op == GGML_OP_MUL_MAT && op->op_params[GGML_MAX_OP_PARAMS/sizeof(op->op_params[0]) - 1] == GGML_EXT_PRODUCT;
+    return op->op == GGML_OP_MUL_MAT && ggml_ext_is_marked(op, GGML_EXT_PRODUCT);
 }
+
+// A SUB of values and the centers of their heads, and an ADD of these to the result of an attention.
+static inline void ggml_ext_mark_center(struct ggml_tensor * op) { ggml_ext_mark(op, GGML_EXT_CENTER); }
+static inline bool ggml_ext_is_centering(const struct ggml_tensor * op) { return op->op == GGML_OP_SUB && ggml_ext_is_marked(op, GGML_EXT_CENTER); }
+static inline bool ggml_ext_is_uncentering(const struct ggml_tensor * op) { return op->op == GGML_OP_ADD && ggml_ext_is_marked(op, GGML_EXT_CENTER); }
 
 // Has this device code for our types? Backends that know nothing of them may claim their ops by what they exclude.
 bool ggml_ext_device_serves(ggml_backend_dev_t dev);

@@ -98,6 +98,7 @@ pub fn attend(
         mask: mask.as_ref(),
         sinks: sinks.as_ref(),
         recent: None,
+        center: None,
         scale: options.scale.unwrap_or(1.0 / (k.head_size() as f32).sqrt()),
         max_bias: options.max_bias,
         logit_softcap: options.softcap,

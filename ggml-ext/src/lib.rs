@@ -50,6 +50,8 @@ pub use memory::{cache_bytes, largest_context, CacheSize, ContextShape, LayerSha
 #[doc(hidden)]
 pub mod attention;
 #[doc(hidden)]
+pub mod center;
+#[doc(hidden)]
 pub mod codec;
 #[doc(hidden)]
 pub mod domain;

@@ -184,6 +184,7 @@ impl Attention {
             mask: Some(&mask),
             sinks: None,
             recent: None,
+            center: None,
             scale: 1.0 / (size as f32).sqrt(),
             max_bias: 0.0,
             logit_softcap: 0.0,

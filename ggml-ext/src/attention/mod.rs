@@ -63,6 +63,8 @@ pub struct AttentionOp<'a> {
     pub sinks: Option<&'a Tensor>,
     /// Precise rows of recent cells, or NULL
     pub recent: Option<&'a RecentRows<'a>>,
+    /// f32 [dv, 1, n_head_kv]: added to each result, or NULL
+    pub center: Option<&'a Tensor>,
     /// Multiplies the scores.
     pub scale: f32,
     /// ALiBi.
@@ -176,6 +178,13 @@ impl<'a> Attention<'a> {
             )?;
             s.check("the sinks")?;
         }
+        if let Some(c) = op.center {
+            want(
+                c.plain() == Some(Plain::F32) && c.nb[0] == 4 && c.ne == [dst.ne[0], 1, k.ne[2], 1],
+                "the center must be an f32 row for each KV head",
+            )?;
+            c.check("the center")?;
+        }
         let recent = op.recent.map(|rows| Recent::new(rows, &k_side, &v_side, [k, v])).transpose()?;
         Ok(Attention { op, k: k_side, v: v_side, mask, sinks, recent, heads_per_kv: q.n(2) / k.n(2), kernels })
     }
@@ -184,7 +193,7 @@ impl<'a> Attention<'a> {
     pub fn check_data(&self) -> Result<(), String> {
         let AttentionOp { q, k, v, dst, .. } = self.op;
         let tensors = [(q, "the queries"), (k, "K"), (v, "V"), (dst, "the result")].map(|(t, name)| (Some(t), name));
-        let others = [(self.mask, "the mask"), (self.sinks, "the sinks")];
+        let others = [(self.mask, "the mask"), (self.sinks, "the sinks"), (self.op.center, "the center")];
         let recent = self.op.recent.map(RecentRows::tensors).into_iter().flatten();
         let all = tensors.into_iter().chain(others).chain(recent);
         all.into_iter().try_for_each(|(t, name)| t.map_or(Ok(()), |t| t.check_data(name)))
@@ -448,7 +457,7 @@ impl<'a> Attention<'a> {
         Some(unsafe { m.row(token, head % m.n(2), stream % m.n(3)).cast_const() })
     }
 
-    /// Sinks, normalization, rotation back, result.
+    /// Sinks, normalization, rotation back, center, result.
     unsafe fn write(&self, mut state: RowState, head: usize, token: usize, stream: usize) {
         if let Some(sinks) = self.sinks {
             // SAFETY: new checked that there is a sink per head.
@@ -475,6 +484,12 @@ impl<'a> Attention<'a> {
                 let whole = whole.zeros(self.v.size);
                 self.v.domain.leave(self.kernels, state.acc, whole);
                 dst.copy_from_slice(&whole[..dst.len()]);
+            }
+            if let Some(center) = self.op.center {
+                let center = center.row(0, head / self.heads_per_kv, 0).cast::<f32>();
+                for (i, x) in dst.iter_mut().enumerate() {
+                    *x += center.add(i).read_unaligned();
+                }
             }
         }
     }

@@ -129,6 +129,7 @@ mod tests {
             mask: None,
             sinks: None,
             recent: None,
+            center: None,
             scale: 0.125,
             max_bias: 0.0,
             logit_softcap: 0.0,

@@ -143,7 +143,19 @@ fn float_tensor(data: &[f32], ne: [usize; 4]) -> Tensor {
 
 /// An op without mask, sinks, bias or cap.
 fn plain_op([q, k, v, dst]: [Tensor; 4], scale: f32) -> AttentionOp<'static> {
-    AttentionOp { q, k, v, dst, mask: None, sinks: None, recent: None, scale, max_bias: 0.0, logit_softcap: 0.0 }
+    AttentionOp {
+        q,
+        k,
+        v,
+        dst,
+        mask: None,
+        sinks: None,
+        recent: None,
+        center: None,
+        scale,
+        max_bias: 0.0,
+        logit_softcap: 0.0,
+    }
 }
 
 /// What one query of KV head 0 gives in f64: the first `size` values of the rows of `v` in these cells, weighted.
@@ -214,6 +226,7 @@ struct Case {
     max_bias: f32,
     softcap: f32,
     sinks: bool,
+    centered: bool,
     masked: bool,
 }
 
@@ -230,6 +243,7 @@ const PLAIN: Case = Case {
     max_bias: 0.0,
     softcap: 0.0,
     sinks: false,
+    centered: false,
     masked: true,
 };
 
@@ -246,6 +260,7 @@ struct Trial {
     q: Vec<f32>,
     mask: Vec<f16>,
     sinks: Vec<f32>,
+    center: Vec<f32>,
     recent: Option<recent::Columns>,
 }
 
@@ -277,7 +292,8 @@ impl Trial {
             }
         }
         let sinks = (0..heads).map(|h| h as f32 * 0.3 - 0.5).collect();
-        Trial { case, rows, q, mask, sinks, recent: None }
+        let center = Noise::new(9).row(case.v_size * case.kv_heads);
+        Trial { case, rows, q, mask, sinks, center, recent: None }
     }
 
     fn heads(&self) -> usize {
@@ -290,7 +306,7 @@ impl Trial {
 
     /// The op's result: \[queries]\[heads] rows.
     fn attend(&self, kernels: &'static Kernels, threads: usize) -> Vec<f32> {
-        let Trial { case, rows, q, mask, sinks, recent } = self;
+        let Trial { case, rows, q, mask, sinks, center, recent } = self;
         let (k, v, _) = &**rows;
         let heads = self.heads();
         let batch = recent.as_ref().and_then(recent::Columns::batch);
@@ -305,6 +321,7 @@ impl Trial {
             view: Default::default(),
         };
         let sinks_tensor = float_tensor(sinks, [heads, 1, 1, 1]);
+        let center_tensor = float_tensor(center, [case.v_size, 1, case.kv_heads, 1]);
         let op = AttentionOp {
             q: float_tensor(q, [case.k_size, case.queries, heads, 1]),
             k: k.tensor(case.cells, k.unit()),
@@ -313,6 +330,7 @@ impl Trial {
             mask: case.masked.then_some(&mask_tensor),
             sinks: case.sinks.then_some(&sinks_tensor),
             recent: recent.as_ref(),
+            center: case.centered.then_some(&center_tensor),
             scale: self.scale(),
             max_bias: case.max_bias,
             logit_softcap: case.softcap,
@@ -330,7 +348,7 @@ impl Trial {
     }
 
     fn exact_row(&self, t: usize, h: usize) -> Option<Vec<f64>> {
-        let Trial { case, rows, q, mask, sinks, .. } = self;
+        let Trial { case, rows, q, mask, sinks, center, .. } = self;
         let (k, v, _) = &**rows;
         let query = &q[(h * case.queries + t) * case.k_size..][..case.k_size];
         let slope = if case.max_bias > 0.0 { slope(case.max_bias.into(), h, self.heads()) } else { 1.0 };
@@ -359,6 +377,9 @@ impl Trial {
             }
         }
         out.iter_mut().for_each(|o| *o /= sum);
+        if case.centered {
+            out.iter_mut().zip(&center[h / case.heads_per_kv * case.v_size..]).for_each(|(o, &c)| *o += f64::from(c));
+        }
         (sum > 0.0).then_some(out)
     }
 
@@ -575,6 +596,16 @@ fn all_that_the_op_means() {
         check(Case { queries, max_bias: 8.0, ..PLAIN });
         check(Case { queries, softcap: 5.0, ..PLAIN });
         check(Case { queries, sinks: true, ..PLAIN });
+        check(Case { queries: queries.min(4), centered: true, ..PLAIN });
+        check(Case {
+            queries: queries.min(4),
+            centered: true,
+            sinks: true,
+            v: "srft8",
+            cells: 1000,
+            threads: 5,
+            ..PLAIN
+        });
         check(Case { queries, max_bias: 8.0, softcap: 5.0, sinks: true, heads_per_kv: 5, ..PLAIN });
         check(Case { queries, k_size: 192, v_size: 128, ..PLAIN });
     }
@@ -799,6 +830,7 @@ fn work_memory_is_bounded() {
                 mask: Some(&mask),
                 sinks: None,
                 recent: None,
+                center: None,
                 scale: 1.0,
                 max_bias: 0.0,
                 logit_softcap: 0.0,

@@ -2,8 +2,8 @@
 
 use super::{answered, count, guarded, report, share, tensors, thread};
 use crate::attention::{self, Attention, AttentionOp, Phase};
-use crate::products;
 use crate::tensor::{Tensor, Untyped};
+use crate::{center, products};
 use std::ffi::{c_char, c_int};
 
 /// Can it be served? The message says why not. Shapes and types alone are looked at, not `data`.
@@ -153,4 +153,37 @@ pub unsafe extern "C" fn ggml_ext_multiply(
 ) -> bool {
     // SAFETY: the caller's promise is passed on.
     report(|| unsafe { share([m, x, dst], ith, nth, |[m, x, dst], ith, nth| products::multiply(m, x, dst, ith, nth)) })
+}
+
+/// SUB of f32 values, [head size, heads, tokens], and the center of each head: what a calibrated cache stores.
+///
+/// # Safety
+/// The pointers are NULL or descriptions of memory that is there.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_subtract(
+    x: *const Tensor,
+    center: *const Tensor,
+    dst: *const Tensor,
+    ith: c_int,
+    nth: c_int,
+) -> bool {
+    let subtract = |[x, center, dst]: [&Tensor; 3], ith, nth| {
+        // SAFETY: the caller's promise.
+        unsafe { center::subtract(x, center, dst, ith, nth) }
+    };
+    // SAFETY: the caller's promise is passed on.
+    report(|| unsafe { share([x, center, dst], ith, nth, subtract) })
+}
+
+/// Does each thread find in its share of ggml_ext_subtract, to dst, all rows that its share of ggml_ext_set_rows writes? Then there is
+/// no need to wait between the two.
+///
+/// # Safety
+/// The pointers are NULL or descriptions.
+#[no_mangle]
+pub unsafe extern "C" fn ggml_ext_rows_stay(dst: *const Tensor, cache: *const Tensor, rows: *const Tensor) -> bool {
+    guarded(false, || {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { tensors([dst, cache, rows]) }.is_ok_and(|[dst, cache, rows]| center::rows_stay(dst, cache, rows))
+    })
 }

@@ -322,7 +322,7 @@ impl Spec {
         }
         if let Some(file) = self.calibration.as_deref().filter(|_| side == Side::V) {
             return Err(format!(
-                "{side} cache type {}: cal={file} is for keys alone: say it in --cache-type-k",
+                "{side} cache type {}: cal={file} is said of keys: put it in --cache-type-k, and values are calibrated too",
                 self.shown()
             ));
         }

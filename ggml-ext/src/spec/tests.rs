@@ -74,7 +74,7 @@ fn a_calibration_is_a_file_for_keys() {
     let (at, reason) = bad("srft4,cal=a,b.gguf");
     assert!(at == 12 && reason.contains("cannot have a comma"), "{at} {reason}");
     assert_eq!(parse("srft4,cal=x").unwrap().check(Side::K, 4), Ok(()));
-    assert!(parse("srft4,cal=x").unwrap().check(Side::V, 4).unwrap_err().contains("cal=x is for keys alone"));
+    assert!(parse("srft4,cal=x").unwrap().check(Side::V, 4).unwrap_err().contains("cal=x is said of keys"));
 }
 
 #[test]

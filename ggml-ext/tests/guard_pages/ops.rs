@@ -27,6 +27,7 @@ pub fn all(c: Concrete, number: usize) {
     }
     attentions(c, number);
     products(c.head_size, number);
+    centers(c.head_size, number);
 }
 
 /// Products of calibrated keys and queries: few rows and many.
@@ -44,6 +45,22 @@ fn products(size: usize, number: usize) {
         }
         assert!(y.floats().iter().all(|&y| y == 0.0), "matrices of zeros");
     }
+}
+
+/// Values without their centers, whose tokens lie apart.
+fn centers(size: usize, number: usize) {
+    let (tokens, step, threads) = (3, size * (HEADS + 1), 1 + number as c_int % 3);
+    let x = Guarded::of(&noise(9, 2 * step + size * HEADS));
+    let (center, y) = (Guarded::of(&noise(8, size * HEADS)), Guarded::new(4 * size * HEADS * tokens));
+    let mut x_tensor = x.tensor(F32, 4, 4 * size, [size, HEADS, tokens, 1]);
+    (x_tensor.nb[2], x_tensor.nb[3]) = (4 * step, 4 * step * tokens);
+    let c_tensor = center.tensor(F32, 4, 4 * size, [size, HEADS, 1, 1]);
+    let y_tensor = y.tensor(F32, 4, 4 * size, [size, HEADS, tokens, 1]);
+    for ith in 0..threads {
+        // SAFETY: memory as described.
+        succeeds(unsafe { ffi::ggml_ext_subtract(&x_tensor, &c_tensor, &y_tensor, ith, threads) }, "a center");
+    }
+    assert!(y.floats().iter().all(|&y| y != 0.0), "a value is missing");
 }
 
 /// Encoding and decoding without a cache.
@@ -217,7 +234,7 @@ pub struct Attended {
     /// Query heads of a KV head.
     pub group: usize,
     pub half_queries: bool,
-    /// Bits: mask, sinks, softcap, ALiBi.
+    /// Bits: mask, sinks and center, softcap, ALiBi.
     pub options: usize,
 }
 
@@ -236,6 +253,8 @@ pub fn attend(k: &Tensor, v: &Tensor, v_size: usize, what: Attended, threads: us
     let mask = (&mask, mask.tensor(F16, 2, 2 * cells, [cells, queries, 1, streams]));
     let sinks = Guarded::of(&noise(1, heads));
     let sinks = (&sinks, sinks.tensor(F32, 4, 4 * heads, [heads, 1, 1, 1]));
+    let center = Guarded::of(&noise(2, v_size * kv_heads));
+    let center = (&center, center.tensor(F32, 4, 4 * v_size, [v_size, 1, kv_heads, 1]));
     let out = Guarded::of(&vec![f32::NAN; v_size * heads * queries * streams]);
     let op = AttentionOp {
         q: q.tensor(kind, bytes, bytes * size, [size, queries, heads, streams]),
@@ -245,6 +264,7 @@ pub fn attend(k: &Tensor, v: &Tensor, v_size: usize, what: Attended, threads: us
         mask: (options & 1 != 0).then_some(&mask.1),
         sinks: (options & 2 != 0).then_some(&sinks.1),
         recent: None,
+        center: (options & 2 != 0).then_some(&center.1),
         scale: 0.05,
         logit_softcap: if options & 4 != 0 { 5.0 } else { 0.0 },
         max_bias: if options & 8 != 0 { 8.0 } else { 0.0 },

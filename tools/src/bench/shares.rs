@@ -178,6 +178,7 @@ impl Problem {
             mask: Some(&mask),
             sinks: None,
             recent: None,
+            center: None,
             scale: 1.0 / (d as f32).sqrt(),
             max_bias: 0.0,
             logit_softcap: 0.0,
