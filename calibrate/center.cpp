@@ -37,10 +37,11 @@ float alibi_slope(float max_bias, int head, int heads) {
 }
 
 void Center::add(const float * shares, const float * values, size_t n) {
-    constexpr float LEAST = 1e-4f; // of a share: squares below do not matter
-    const size_t d = sum_.size();
+    // squares of smaller shares do not matter
+    const float  least = 1e-3f*(*std::max_element(shares, shares + n));
+    const size_t d     = sum_.size();
     for (size_t i = 0; i < n; i++) {
-        if (shares[i] < LEAST) {
+        if (shares[i] < least) {
             continue;
         }
         const double w = (double) shares[i]*shares[i];
@@ -52,9 +53,9 @@ void Center::add(const float * shares, const float * values, size_t n) {
 }
 
 std::vector<float> Center::mean() const {
-    std::vector<float> res(sum_.size());
-    for (size_t j = 0; weight_ > 0.0 && j < res.size(); j++) {
-        res[j] = (float) (sum_[j]/weight_);
+    std::vector<float> res;
+    for (size_t j = 0; weight_ > 0.0 && j < sum_.size(); j++) {
+        res.push_back((float) (sum_[j]/weight_));
     }
     return res;
 }

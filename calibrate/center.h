@@ -28,7 +28,7 @@ class Center {
     // The shares of `n` cells in one result, and their values, cell after cell.
     void add(const float * shares, const float * values, size_t n);
 
-    // Zeros where nothing was seen.
+    // Empty where nothing was seen.
     std::vector<float> mean() const;
 
   private:

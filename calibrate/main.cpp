@@ -66,8 +66,8 @@ struct Layer {
     std::vector<Residuals> coders;
     bool                   latent = false;     // its values are a part of its keys
 
-    int                    value_size = 0;     // 0: values have no centers
-    std::vector<Center>    centers;            // of each KV head
+    int                    value_size = 0;
+    std::vector<Center>    centers;            // of each KV head, or none
 
     void init(int size_, int heads_) {
         if (!coders.empty()) {
@@ -337,6 +337,7 @@ std::map<int, Layer> observe(llama_model * model, const std::vector<llama_token>
     p.n_threads         = threads;
     p.n_threads_batch   = threads;
     p.no_perf           = true;
+    p.flash_attn_type   = LLAMA_FLASH_ATTN_TYPE_ENABLED; // as the cache types of values need it
     p.cb_eval           = Observer::callback;
     p.cb_eval_user_data = &observer;
     llama_context_ptr ctx(llama_init_from_model(model, p));
@@ -380,6 +381,9 @@ std::map<int, ggml_ext_calibration::layer> shapes(const std::map<int, Layer> & l
         for (const Center & center : layer.centers) {
             const std::vector<float> mean = center.mean();
             to.center.insert(to.center.end(), mean.begin(), mean.end());
+        }
+        if (to.center.size() != (size_t) layer.value_size*layer.heads) {
+            to.center.clear();
         }
     }
     std::vector<std::string> errors(threads);
@@ -434,7 +438,9 @@ void calibrate(const Options & o) {
                                         : "this model keeps no keys in a cache: there is nothing to calibrate");
     }
     const ggml_ext_calibration written = write(found, o.out);
-    printf("done: %zu layers, %u tokens, digest %016llx\n", written.layers.size(), written.tokens, (unsigned long long) written.digest);
+    const auto centers = std::count_if(written.layers.begin(), written.layers.end(), [](const auto & l) { return !l.second.center.empty(); });
+    printf("done: keys of %zu layers and values of %d, %u tokens, digest %016llx\n", written.layers.size(), (int) centers, written.tokens,
+           (unsigned long long) written.digest);
 }
 
 }  // namespace

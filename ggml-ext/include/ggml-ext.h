@@ -147,7 +147,7 @@ struct ggml_ext_attention {
     const struct ggml_ext_tensor *sinks;
     // Precise rows of recent cells, or NULL
     const struct ggml_ext_recent_rows *recent;
-    // f32 [dv, 1, n_head_kv]: added to each result, or NULL
+    // f32 [dv, 1, n_head_kv]: added to each result, that of a query that sees nothing too, or NULL
     const struct ggml_ext_tensor *center;
     // Multiplies the scores.
     float scale;
@@ -201,7 +201,7 @@ struct ggml_ext_state_cache {
     bool rotated;
     // a context's: bytes of a cell's metadata beside its position and sequences
     uint32_t extension;
-    // digest of the calibration that keys are stored by; 0: none
+    // digest of the calibration that keys and values are stored by; 0: none
     uint64_t calibration;
     const struct ggml_ext_state_layer *layers;
     size_t n_layers;
@@ -435,10 +435,12 @@ bool ggml_ext_subtract(const struct ggml_ext_tensor *x,
                        int ith,
                        int nth);
 
-// Does each thread find in its share of ggml_ext_subtract, to dst, all rows that its share of ggml_ext_set_rows writes? Then there is
+// Does each thread find in its share of ggml_ext_subtract all rows that its share of ggml_ext_set_rows writes? Then there is
 // no need to wait between the two.
 // Safety: The pointers are NULL or descriptions.
-bool ggml_ext_rows_stay(const struct ggml_ext_tensor *dst,
+bool ggml_ext_rows_stay(const struct ggml_ext_tensor *x,
+                        const struct ggml_ext_tensor *center,
+                        const struct ggml_ext_tensor *dst,
                         const struct ggml_ext_tensor *cache,
                         const struct ggml_ext_tensor *rows);
 

@@ -6,7 +6,7 @@
 // All of this is ops of the graph, so every device has them and no cache type knows of them. Keys are multiplied where they
 // are written (cpy_k). Queries are multiplied where attention meets the cache (build_attn_mha): the view that get_k returns carries the
 // matrices, and that of get_v the centers. K-shift takes keys back, turns them, and multiplies again. Matrices and centers lie in buffers of
-// their own, which clear() leaves alone, on the device of their layer. They are f16: each token reads them all, which with f32 takes twice as long, and f32 was no
+// their own, which clear() leaves alone, on the device of their layer. Matrices are f16: each token reads them all, which with f32 takes twice as long, and f32 was no
 // closer even where keys are large (Qwen2.5).
 #pragma once
 
@@ -80,7 +80,7 @@ class ggml_ext_calibrated {
                                      std::to_string(it->second.size) + ", this model has " + std::to_string(n_head) + " of " + std::to_string(size) + ": " + command());
         }
         ggml_ext_order_bands(k->type, it->second);
-        ggml_context * ctx = context_for(buft);
+        ggml_context * ctx = context_for(buft, true);
         layer & l = layers[ikv];
         l.m = ggml_new_tensor_3d(ctx, TYPE, size, size, n_head);
         l.n = ggml_new_tensor_3d(ctx, TYPE, size, size, n_head);
@@ -101,20 +101,22 @@ class ggml_ext_calibrated {
     // Behind the layers: memory for the matrices, and these.
     void load() {
         add_centers();
-        for (auto & [buft, ctx] : contexts) {
+        for (const place & of : places) {
             ggml_backend_buffer_t buffer = nullptr;
             if (no_alloc) {
-                buffer = ggml_backend_buft_alloc_buffer(buft, 0);
-                for (ggml_tensor * t = ggml_get_first_tensor(ctx.get()); t; t = ggml_get_next_tensor(ctx.get(), t)) {
+                buffer = ggml_backend_buft_alloc_buffer(of.buft, 0);
+                for (ggml_tensor * t = ggml_get_first_tensor(of.ctx.get()); t; t = ggml_get_next_tensor(of.ctx.get(), t)) {
                     t->buffer = buffer;
                 }
             } else {
-                buffer = ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft);
+                buffer = ggml_backend_alloc_ctx_tensors_from_buft(of.ctx.get(), of.buft);
             }
             if (!buffer) {
                 throw std::runtime_error("no memory for the matrices and centers of a calibration");
             }
-            ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+            if (of.weights) {
+                ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+            }
             buffers.emplace_back(buffer);
         }
         for (const auto & [of, l] : pending) {
@@ -210,8 +212,13 @@ class ggml_ext_calibrated {
     std::map<size_t, layer> layers;
     uint64_t                own_digest = 0;
 
-    std::vector<std::pair<ggml_backend_buffer_type_t, ggml_context_ptr>> contexts;
-    std::vector<ggml_backend_buffer_ptr>                                 buffers;
+    struct place {
+        ggml_backend_buffer_type_t buft;
+        bool                       weights;
+        ggml_context_ptr           ctx;
+    };
+    std::vector<place>                   places;
+    std::vector<ggml_backend_buffer_ptr> buffers;
 
     // while the cache is made
     std::string                         path, arch;
@@ -244,10 +251,15 @@ class ggml_ext_calibrated {
         for (const layer_with_values & of : with_values) {
             const auto    it   = file->layers.find((int) of.il);
             const int64_t size = of.v->ne[0]/of.n_head;
-            if (!ggml_ext_is_ours(of.v->type) || it == file->layers.end() || it->second.heads != of.n_head || (int64_t) it->second.center.size() != size*of.n_head) {
+            if (!ggml_ext_is_ours(of.v->type) || it == file->layers.end() || it->second.center.empty()) {
                 continue;
             }
-            ggml_context * ctx = context_for(of.buft);
+            if (it->second.heads != of.n_head || (int64_t) it->second.center.size() != size*of.n_head) {
+                throw std::runtime_error("calibration " + path + ": the values of layer " + std::to_string(of.il) + " have centers of " + std::to_string(it->second.heads) +
+                                         " heads with " + std::to_string(it->second.center.size()) + " numbers, this model has " + std::to_string(of.n_head) + " of " +
+                                         std::to_string(size) + ": " + command());
+            }
+            ggml_context * ctx = context_for(of.buft, false);
             layer & l = layers[of.ikv];
             l.c = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, size, of.n_head);
             ggml_format_name(l.c, "v_center_l%d", (int) of.il);
@@ -286,15 +298,15 @@ class ggml_ext_calibrated {
         }
     }
 
-    ggml_context * context_for(ggml_backend_buffer_type_t buft) {
-        for (auto & [of, ctx] : contexts) {
-            if (of == buft) {
-                return ctx.get();
+    // Not weights: ops with those are sent from a CPU to a GPU where they have many rows, and a SUB counts each head as one.
+    ggml_context * context_for(ggml_backend_buffer_type_t buft, bool weights) {
+        for (const place & of : places) {
+            if (of.buft == buft && of.weights == weights) {
+                return of.ctx.get();
             }
         }
-        ggml_context * ctx = ggml_init({ 2*1024*ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true });
-        contexts.emplace_back(buft, ctx);
-        return ctx;
+        places.push_back({ buft, weights, ggml_context_ptr(ggml_init({ 2*1024*ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true })) });
+        return places.back().ctx.get();
     }
 };
 
@@ -304,8 +316,11 @@ inline ggml_tensor * ggml_ext_calibrated_values(ggml_context * ctx, ggml_tensor 
     while (v && v->op == GGML_OP_PERMUTE) {
         v = v->src[0];
     }
-    if (!v || v->op != GGML_OP_VIEW || !v->src[4]) {
+    if (!v || v->op != GGML_OP_VIEW || !v->src[4] || v->src[4]->type != GGML_TYPE_F32) {
         return attention;
+    }
+    if (attention->src[4]) {
+        throw std::runtime_error("the calibration has centers of values for a layer with attention sinks, whose shares do not sum up to one: make one by `cargo kv calibrate -m MODEL.gguf`");
     }
     // query heads of a KV head in a row
     ggml_tensor * center = v->src[4];

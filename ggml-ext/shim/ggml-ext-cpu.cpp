@@ -305,8 +305,8 @@ struct footprint {
             return false;
         }
         if (is_centering(op)) {
-            const ggml_ext_tensor left = describe(op), cache = describe(written), rows = describe(written->src[0]);
-            return ggml_ext_rows_stay(&left, &cache, &rows);
+            const ggml_ext_tensor x = describe(op->src[0]), center = describe(op->src[1]), left = describe(op), cache = describe(written), rows = describe(written->src[0]);
+            return ggml_ext_rows_stay(&x, &center, &left, &cache, &rows);
         }
         if (!is_product(op)) {
             return false;

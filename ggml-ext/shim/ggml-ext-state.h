@@ -149,7 +149,7 @@ class ggml_ext_state_survey : public llama_io_write_i {
 
 // What llama_kv_cache::state_write says of itself, before it writes anything. True: that was all that is wanted.
 // `extension`: bytes of a cell's metadata beside its position and sequences. `dest` are the cells of the stream that a
-// single sequence has; NULL for a whole context. `calibration`: the digest of that which keys are stored by, 0 for none.
+// single sequence has; NULL for a whole context. `calibration`: the digest of that which keys and values are stored by, 0 for none.
 template <typename Layers, typename Streams, typename Cells>
 bool ggml_ext_state_describe(llama_io_write_i & io, const Layers & layers, const ggml_ext_recent & recent, uint64_t calibration,
                              const Streams & streams, uint32_t n_seq_max, bool v_trans, bool rotated, uint32_t n_swa, llama_swa_type swa_type, size_t extension,

@@ -25,7 +25,7 @@
 //! Recent sides are those of the precise rows that a layer keeps of its last cells. They follow the rows of a stream, for the
 //! cells that its metadata names; a context that keeps none, or fewer, leaves them out.
 //!
-//! The calibration is the digest of the matrices that keys were multiplied by before they were stored, 0 for none.
+//! The calibration is the digest of the matrices that keys were multiplied by before they were stored, and of the centers that values lost, 0 for none.
 //!
 //! A table that changes gets a new version in [`Concrete::version`]; a state of an older one is then decoded by the older
 //! table and written by the new. There is one version so far, and states of others are refused by name.
@@ -152,7 +152,7 @@ pub struct StateCache {
     pub sequences: u32,
     /// V_TRANSPOSED, ROTATED.
     pub flags: u32,
-    /// Digest of the calibration that keys are stored by; 0 for none.
+    /// Digest of the calibration that keys and values are stored by; 0 for none.
     pub calibration: u64,
     /// Those that have a cache.
     pub layers: Vec<Layer>,
@@ -457,7 +457,9 @@ impl StateCache {
                 digest => format!("by a calibration of digest {digest:016x}"),
             };
             let (there, here) = (shown(self.calibration), shown(live.calibration));
-            return Err(format!("its keys are stored {there}, and {here} in this context: give the same cal=FILE"));
+            return Err(format!(
+                "its keys and values are stored {there}, and {here} in this context: give the same cal=FILE"
+            ));
         }
         if whole && self.sequences > live.sequences {
             return Err(format!("it has {} sequences, this context may have {}", self.sequences, live.sequences));

@@ -63,7 +63,7 @@ pub struct AttentionOp<'a> {
     pub sinks: Option<&'a Tensor>,
     /// Precise rows of recent cells, or NULL
     pub recent: Option<&'a RecentRows<'a>>,
-    /// f32 [dv, 1, n_head_kv]: added to each result, or NULL
+    /// f32 [dv, 1, n_head_kv]: added to each result, that of a query that sees nothing too, or NULL
     pub center: Option<&'a Tensor>,
     /// Multiplies the scores.
     pub scale: f32,

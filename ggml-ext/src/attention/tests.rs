@@ -341,7 +341,7 @@ impl Trial {
         dst
     }
 
-    /// The same in f64 from the decoded rows; `None` is a query that sees nothing.
+    /// The same in f64 from the decoded rows; `None` is a query that sees nothing, and gets no center.
     fn exact(&self) -> Vec<Option<Vec<f64>>> {
         let rows = (0..self.case.queries).flat_map(|t| (0..self.heads()).map(move |h| (t, h)));
         rows.map(|(t, h)| self.exact_row(t, h)).collect()
@@ -376,11 +376,11 @@ impl Trial {
                 }
             }
         }
-        out.iter_mut().for_each(|o| *o /= sum);
+        out.iter_mut().filter(|_| sum > 0.0).for_each(|o| *o /= sum);
         if case.centered {
             out.iter_mut().zip(&center[h / case.heads_per_kv * case.v_size..]).for_each(|(o, &c)| *o += f64::from(c));
         }
-        (sum > 0.0).then_some(out)
+        (sum > 0.0 || case.centered).then_some(out)
     }
 
     /// The largest error of a row, relative to its norm.
@@ -596,16 +596,8 @@ fn all_that_the_op_means() {
         check(Case { queries, max_bias: 8.0, ..PLAIN });
         check(Case { queries, softcap: 5.0, ..PLAIN });
         check(Case { queries, sinks: true, ..PLAIN });
-        check(Case { queries: queries.min(4), centered: true, ..PLAIN });
-        check(Case {
-            queries: queries.min(4),
-            centered: true,
-            sinks: true,
-            v: "srft8",
-            cells: 1000,
-            threads: 5,
-            ..PLAIN
-        });
+        check(Case { queries, centered: true, ..PLAIN });
+        check(Case { queries, centered: true, sinks: true, v: "srft8", cells: 1000, threads: 5, ..PLAIN });
         check(Case { queries, max_bias: 8.0, softcap: 5.0, sinks: true, heads_per_kv: 5, ..PLAIN });
         check(Case { queries, k_size: 192, v_size: 128, ..PLAIN });
     }

@@ -175,15 +175,22 @@ pub unsafe extern "C" fn ggml_ext_subtract(
     report(|| unsafe { share([x, center, dst], ith, nth, subtract) })
 }
 
-/// Does each thread find in its share of ggml_ext_subtract, to dst, all rows that its share of ggml_ext_set_rows writes? Then there is
+/// Does each thread find in its share of ggml_ext_subtract all rows that its share of ggml_ext_set_rows writes? Then there is
 /// no need to wait between the two.
 ///
 /// # Safety
 /// The pointers are NULL or descriptions.
 #[no_mangle]
-pub unsafe extern "C" fn ggml_ext_rows_stay(dst: *const Tensor, cache: *const Tensor, rows: *const Tensor) -> bool {
+pub unsafe extern "C" fn ggml_ext_rows_stay(
+    x: *const Tensor,
+    center: *const Tensor,
+    dst: *const Tensor,
+    cache: *const Tensor,
+    rows: *const Tensor,
+) -> bool {
     guarded(false, || {
         // SAFETY: the caller's promise is passed on.
-        unsafe { tensors([dst, cache, rows]) }.is_ok_and(|[dst, cache, rows]| center::rows_stay(dst, cache, rows))
+        let all = unsafe { tensors([x, center, dst, cache, rows]) };
+        all.is_ok_and(|[x, center, dst, cache, rows]| center::rows_stay([x, center, dst], [cache, rows]))
     })
 }

@@ -51,7 +51,7 @@ pub struct CStateCache {
     rotated: bool,
     /// a context's: bytes of a cell's metadata beside its position and sequences
     extension: u32,
-    /// digest of the calibration that keys are stored by; 0: none
+    /// digest of the calibration that keys and values are stored by; 0: none
     calibration: u64,
     layers: *const CStateLayer,
     n_layers: usize,

@@ -79,12 +79,28 @@ pub fn all(c: Concrete, number: usize) {
     let sinks = as_view(&sunk, sunk.tensor(F32, 4, 4 * heads, [heads, 1, 1, 1]));
     let middle = Guarded::of(&noise(5, size * heads));
     let center = as_view(&middle, middle.tensor(F32, 4, 4 * size, [size, 1, heads, 1]));
+    let lost = as_view(&middle, middle.tensor(F32, 4, 4 * size, [size, heads, 1, 1]));
     let answered = Guarded::new(4 * size * heads * 2 * streams);
     let answer = as_view(&answered, answered.tensor(F32, 4, 4 * size, [size, heads, 2, streams]));
     let ours = cache.attended(cells);
     let (k, v) = if c.family.serves(Side::K) { (ours, other.attended(cells)) } else { (other.attended(cells), ours) };
-    let mut operands =
-        [cache.merged(), cache.by_head(), source, index, result, floats, q, scores, k, v, mask, sinks, answer, center];
+    let mut operands = [
+        cache.merged(),
+        cache.by_head(),
+        source,
+        index,
+        result,
+        floats,
+        q,
+        scores,
+        k,
+        v,
+        mask,
+        sinks,
+        answer,
+        center,
+        lost,
+    ];
 
     // First as they are, then with changes.
     for trial in 0..300 {
@@ -98,7 +114,8 @@ pub fn all(c: Concrete, number: usize) {
             }
         }
         let refused = |used: &[usize]| changed.iter().any(|(at, wrong)| *wrong && used.contains(at));
-        let [merged, by_head, source, index, result, floats, q, scores, k, v, mask, sinks, answer, center] = &operands;
+        let [merged, by_head, source, index, result, floats, q, scores, k, v, mask, sinks, answer, center, lost] =
+            &operands;
         let op = AttentionOp {
             q: *q,
             k: *k,
@@ -126,6 +143,7 @@ pub fn all(c: Concrete, number: usize) {
                 (ffi::ggml_ext_copy(by_head, floats, 0, 1), &[1, 5]),
                 (!c.family.serves(Side::K) || ffi::ggml_ext_mul_mat(k, q, scores, 0, 1), &[8, 6, 7]),
                 (attended, &[6, 8, 9, 10, 11, 12, 13]),
+                (ffi::ggml_ext_subtract(floats, lost, floats, 0, 1), &[5, 14]),
             ]
         };
         for (i, (done, used)) in outcomes.into_iter().enumerate() {
