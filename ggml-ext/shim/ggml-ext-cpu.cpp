@@ -368,12 +368,14 @@ int attend_and_add(const ggml_cgraph * graph, int node, const ggml_compute_param
     if (!in_place) {
         return 0;
     }
-    const attention att(op, add);
-    char err[256];
-    if (!ggml_ext_attention_supports(&att.op, err, sizeof(err))) {
+    // query heads of a KV head in a row, and one center for them
+    const ggml_tensor * center = add->src[1], * sum = add->src[0];
+    const int64_t size = op->ne[0], heads = op->src[1]->ne[2];
+    if (center->type != GGML_TYPE_F32 || !ggml_is_contiguous(center) || center->ne[0] != size || center->ne[1] != 1 || center->ne[2] != heads || center->ne[3] != 1 ||
+        sum->ne[0] != size || sum->ne[1]*heads != op->ne[1] || sum->ne[2] != heads) {
         return 0;
     }
-    say_unless(attend(params, att), op);
+    say_unless(attend(params, attention(op, add)), op);
     if (params->ith == 0) {
         waits_saved++;
     }
