@@ -43,6 +43,7 @@ struct attn_params {
     const uint8_t * v;
     const uint8_t * mask;
     const float *   sinks;
+    const float *   center; // of each KV head, which results get; null for none
     uint8_t *       dst;
     // cells that have precise rows
     const uint *    hidden;  // [KV stream][hidden_words], null for none

@@ -310,21 +310,23 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     // The n-th tile of a team, among those that are read.
     const auto tile_at = [&](uint team, uint n) { return (n/UNIT*teams + team)*UNIT + n % UNIT; };
 
-    // The mask and rows that are being written are asked for before any tile, behind which they would wait for microseconds, and arrive
-    // while the table is filled.
+    // The mask and rows that are being written are asked for before any tile, behind which they would wait for microseconds.
     written_row written(p, lane);
     const auto column = [&](uint i) { return column_at(p.columns, p.columns_nb, i, block.kv_stream); };
     const long long first_column = RECENT && threadIdx.x < p.column_count ? column(threadIdx.x) : -1;
-    // A thread has every n-th place of [row of the mask][cell].
-    uint cell = threadIdx.x, row = 0;
-    const auto next_row = [&]() {
-        for (; cell >= chunk_cells && row < mask_rows; cell -= chunk_cells) {
-            ++row;
+    // A thread has every n-th place of [row of the mask][cell], some of them at once.
+    constexpr uint AHEAD = 4;
+    const uint places = mask_rows*chunk_cells;
+    const auto row_of_place = [&](uint place) { return mask_rows == 1 ? 0 : place/chunk_cells; };
+    unsigned short bits[AHEAD];
+    const auto ask_mask = [&](uint first) {
+#pragma unroll
+        for (uint n = 0; n < AHEAD; ++n) {
+            const uint place = first + n*threads, row = row_of_place(place), cell = place - row*chunk_cells;
+            bits[n] = place >= places || cell >= end - begin ? HIDDEN_MASK : mask_bits(p, mask_offset(p, first_token + row, block.stream), begin + cell);
         }
     };
-    const auto bits_here = [&]() { return cell >= end - begin ? HIDDEN_MASK : mask_bits(p, mask_offset(p, first_token + row, block.stream), begin + cell); };
-    next_row();
-    unsigned short bits = row < mask_rows ? bits_here() : HIDDEN_MASK;
+    ask_mask(threadIdx.x);
     uint8_t * const seen = raw + layout::SEEN, * const masked = raw + layout::MASKED; // of tiles: is there a cell to be seen, and does the mask add anything?
     if (threadIdx.x < TILE_MASK/TILE) { // a block has at least as many threads
         seen[threadIdx.x]   = 0;
@@ -337,28 +339,8 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
-    if constexpr (values_of::TABLE_BYTES != 0) {
-        fill_table((uint *) (raw + layout::TABLE), 64, threadIdx.x, threads);
-    }
     __syncthreads();
 
-    // What a row sees of each tile. The lanes of a warp have the cells of one.
-#pragma unroll 1
-    while (row < mask_rows) {
-        const uint tile = cell/TILE, place = row*chunk_cells + cell;
-        const unsigned short here = bits;
-        cell += threads;
-        next_row();
-        bits = row < mask_rows ? bits_here() : HIDDEN_MASK;
-        const bool visible = bias_of(here) != -INFINITY;
-        mask[place] = visible ? here : HIDDEN_MASK;
-        if (__any_sync(KV_ALL_LANES, visible)) {
-            seen[tile] = 1;
-        }
-        if (__any_sync(KV_ALL_LANES, here != 0)) {
-            masked[tile] = 1;
-        }
-    }
     // Units that the launch before writes to, a bit for each. A written row changes others of a group of delta, which is one unit.
     unsigned long long late = 0;
     for (uint i = lane; i < p.write_count*p.write_rows; i += 32) {
@@ -389,6 +371,32 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     // Of few tiles keys alone at first: queries would wait behind the values.
     const uint first_asked = tiles > teams*UNIT ? 2*teams : teams;
     ask_tiles(0, first_asked);
+    if constexpr (values_of::TABLE_BYTES != 0) {
+        fill_table((uint *) (raw + layout::TABLE), 64, threadIdx.x, threads);
+    }
+
+    // What a row sees of each tile. The lanes of a warp have the cells of one.
+#pragma unroll 1
+    for (uint first = threadIdx.x; first < places; first += AHEAD*threads) {
+        if (first != threadIdx.x) {
+            ask_mask(first);
+        }
+#pragma unroll
+        for (uint n = 0; n < AHEAD; ++n) {
+            const uint place = first + n*threads;
+            if (place < places) {
+                const uint tile = (place - row_of_place(place)*chunk_cells)/TILE;
+                const bool visible = bias_of(bits[n]) != -INFINITY;
+                mask[place] = visible ? bits[n] : HIDDEN_MASK;
+                if (__any_sync(KV_ALL_LANES, visible)) {
+                    seen[tile] = 1;
+                }
+                if (__any_sync(KV_ALL_LANES, bits[n] != 0)) {
+                    masked[tile] = 1;
+                }
+            }
+        }
+    }
 
     float * const slopes = (float *) (raw + layout::SLOPES), * const q = (float *) (raw + at.queries);
     if (threadIdx.x < heads*ROWS) {
@@ -452,9 +460,20 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     }
     __syncthreads();
     if (DELTA) {
-        for (uint i = threadIdx.x; i < heads*ROWS*D; i += threads) {
-            const signed char * first = planes + (i/(ROWS*D)*2*ROWS + i/D % ROWS)*D + i % D;
-            q[i/32*at.query_step + i % 32] = (float) (first[0]*SECOND_PLANE + first[ROWS*D])*query_scale[i/D];
+        // Four at a time, but not beside precise rows, where that was slower.
+        constexpr uint N = RECENT ? 1 : 4;
+        typedef std::conditional_t<N == 4, char4, signed char> bytes;
+        for (uint i = N*threadIdx.x; i < heads*ROWS*D; i += N*threads) {
+            const signed char * from = planes + (i/(ROWS*D)*2*ROWS + i/D % ROWS)*D + i % D;
+            const bytes first = *(const bytes *) from, second = *(const bytes *) (from + ROWS*D);
+            const float scale = query_scale[i/D];
+            float * const to = q + i/32*at.query_step + i % 32;
+            const auto joined = [&](int a, int b) { return (float) (a*SECOND_PLANE + b)*scale; };
+            if constexpr (N == 4) {
+                *(float4 *) to = make_float4(joined(first.x, second.x), joined(first.y, second.y), joined(first.z, second.z), joined(first.w, second.w));
+            } else {
+                *to = joined(first, second);
+            }
         }
     }
     typename keys_of::queries b;

@@ -61,15 +61,20 @@ template <uint SIZE> __global__ void __launch_bounds__(32*QUERY_WARPS) kv_querie
 
 constexpr uint MERGE_THREADS = 512, AHEAD = 9, METAS = 5;
 
+// A result, to which the center of values is added that are stored without it: as an ADD of its own would.
+__device__ __forceinline__ float centered(float x, const float * center, uint i) {
+    return center ? __fadd_rn(x, center[i]) : x;
+}
+
 // R^-1 of a result in the warp's memory. A call of its own, so that what it needs is near when it counts: see kv_merge.
-template <uint SIZE> __device__ __noinline__ void store_rotated_back(const float * o, uint of_size, uint lane, float * result, uint out_size) {
+template <uint SIZE> __device__ __noinline__ void store_rotated_back(const float * o, uint of_size, uint lane, const float * center, float * result, uint out_size) {
     const uint size = SIZE ? SIZE : of_size;
     vec2 z[KV_ROTATION_VALUES];
     kv_rotate_back(o, size, KV_SIGNS_ROTATION, lane, z);
     const uint first = kv_rotated_first(size, lane);
     for (uint i = 0; i < 2*kv_rotation_values(size); ++i) {
         if (lane < kv_rotation_lanes(size) && first + i < out_size) {
-            result[first + i] = z[i/2][i % 2];
+            result[first + i] = centered(z[i/2][i % 2], center, first + i);
         }
     }
 }
@@ -84,10 +89,17 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32;
     const float2 * metas = p.metas + (size_t) blockIdx.x*chunks;
     const float * sums = p.sums + (size_t) blockIdx.x*chunks*width + value;
+    const uint head = blockIdx.x % p.args.heads, token = blockIdx.x/p.args.heads % p.args.tokens;
+    const float * const center = p.center ? p.center + head/(p.args.heads/p.args.kv_heads)*p.args.out_size : nullptr;
     let_next_begin();
     if (warp == 0 && !kv_is_plain(p.v_kind)) {
-        store_rotated_back<SIZE>(o, size, lane, nullptr, 0); // brings its code and tables near while there is nothing else to do
+        store_rotated_back<SIZE>(o, size, lane, nullptr, nullptr, 0); // brings its code and tables near while there is nothing else to do
     }
+#ifdef __CUDA_ARCH__
+    if (center && 32*threadIdx.x < p.args.out_size) {
+        asm volatile("prefetch.global.L1 [%0];" :: "l"(center + 32*threadIdx.x));
+    }
+#endif
     wait_for_previous(); // chunks are there
     const auto meta_of = [&](uint c) { return c >= chunks ? make_float2(HIDDEN, 0.0f) : metas[c]; };
     float4 ahead[AHEAD];
@@ -158,7 +170,6 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
     if (warp != 0) {
         return;
     }
-    const uint head = blockIdx.x % p.args.heads, token = blockIdx.x/p.args.heads % p.args.tokens;
     const uint stream = blockIdx.x/p.args.heads/p.args.tokens;
     float * result = (float *) (p.dst + head*p.args.dst_nb[0] + token*p.args.dst_nb[1] + stream*p.args.dst_nb[2]);
     float factor = 1.0f;
@@ -179,12 +190,12 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
     if (kv_is_plain(p.v_kind)) {
         __syncwarp();
         for (uint i = lane; i < p.args.out_size; i += 32) {
-            result[i] = o[i];
+            result[i] = centered(o[i], center, i);
         }
         return;
     }
     kv_leave_domain(o, p.v_kind, size, lane);
-    store_rotated_back<SIZE>(o, size, lane, result, p.args.out_size);
+    store_rotated_back<SIZE>(o, size, lane, center, result, p.args.out_size);
 }
 
 // Precise rows as an attention of their own.
@@ -267,6 +278,7 @@ static attn_params params_of(const kv_cuda_attention & op, const kv_cuda_split &
     p.v      = (const uint8_t *) op.v;
     p.mask   = (const uint8_t *) op.mask;
     p.sinks  = op.sinks;
+    p.center = op.center;
     p.dst    = (uint8_t *) op.dst;
     p.query_high  = (__half *) (scratch + queries.high);
     p.query_low   = (__half *) (scratch + queries.low);

@@ -31,6 +31,7 @@ struct kv_cuda_rows {
     const void * from;
     const void * index;
     void *       to;
+    const float * center; // f32 of each head, which rows that stand alone are written without; null for none
 };
 
 // Ops that write rows in one launch: none of them reads what another writes.
@@ -70,6 +71,7 @@ struct kv_cuda_attention {
     const void *  v;
     const void *  mask;  // null for none
     const float * sinks; // null for none
+    const float * center; // of each KV head, which is added to results; null for none
     void *        dst;
     // precise rows: a window, and the batch's own
     uint32_t       parts; // none, one or both

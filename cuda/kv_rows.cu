@@ -170,7 +170,7 @@ static bool has_kernel_of_size(uint kind, uint size) {
 }
 
 static rows_params params_of(const kv_cuda_rows & op) {
-    return { op.args, op.kind, op.size, op.float_kind, op.index_bytes, (const uint8_t *) op.from, (const uint8_t *) op.index, (uint8_t *) op.to };
+    return { op.args, op.kind, op.size, op.float_kind, op.index_bytes, (const uint8_t *) op.from, (const uint8_t *) op.index, (uint8_t *) op.to, op.center };
 }
 
 template <write_of OF> static auto write_kernel(uint size) {

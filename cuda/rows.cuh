@@ -23,6 +23,7 @@ struct rows_params {
     const uint8_t * from;
     const uint8_t * index;
     uint8_t *       to;
+    const float *   center; // of each head, null for none
 };
 
 // What is not a number counts as 0, and nothing is beyond a million.
@@ -265,12 +266,16 @@ template <uint SIZE, bool SRFT, uint WARPS> __device__ __forceinline__ void writ
     const bool in_lanes = SIZE != 0 && (kind == KV_KIND_SRFT4 || kind == KV_KIND_SRFT3 || kind == KV_KIND_SRFT2);
     float * y = memory + warp*KV_ROWS_FLOATS(size);
     unit_place u = {};
-    float first[N];
+    float first[N], center[N] = {};
     // A head is on its way while the table is filled.
+    const auto center_of = [&](uint unit) { return p.center + unit % p.args.heads*size; };
     const auto ask = [&](uint unit) {
         u = place_of(p, unit, size*p.args.value_step);
         for (uint i = 0; i < N && SIZE != 0; ++i) {
             first[i] = kv_float_at(p.from + u.floats + (i*32 + lane)*p.args.value_step, p.float_kind);
+        }
+        for (uint i = 0; i < N && SIZE != 0 && p.center; ++i) {
+            center[i] = center_of(unit)[i*32 + lane];
         }
     };
     uint unit = blockIdx.x*WARPS + warp;
@@ -287,10 +292,10 @@ template <uint SIZE, bool SRFT, uint WARPS> __device__ __forceinline__ void writ
         uint8_t * row = p.to + u.cache;
         const bool found = u.found;
         for (uint i = 0; i < N && SIZE != 0; ++i) {
-            y[i*32 + lane] = clean(first[i]);
+            y[i*32 + lane] = clean(first[i] - center[i]);
         }
         for (uint i = lane; i < size && SIZE == 0; i += 32) {
-            y[i] = clean(kv_float_at(p.from + u.floats + i*p.args.value_step, p.float_kind));
+            y[i] = clean(kv_float_at(p.from + u.floats + i*p.args.value_step, p.float_kind) - (p.center ? center_of(unit)[i] : 0.0f));
         }
         unit += gridDim.x*WARPS;
         if (unit < units) {

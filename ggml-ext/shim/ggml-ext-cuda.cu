@@ -3,17 +3,19 @@
 // Nothing here computes; it describes tensors to the kernels and takes their scratch from the backend's pool, so that an op
 // neither synchronizes nor allocates and CUDA graphs can capture it.
 //
-// What a layer writes for a token, and the attention over it, are fewer launches than ops: those ops follow each other in a graph.
+// What a layer writes for a token, and the attention over it, are fewer launches than ops (ggml-ext-cuda-graph.h).
 //
 // Attention of a few query rows reads the cache as it is. For prompts the cache is expanded to halves in scratch, as ggml does with
 // its quantized types, and attended to by our kernel for Hopper or by ggml's own.
 
 #include "ggml-ext-cuda.h"
 
-#include "ggml-ext-cuda-args.h"
+#include "ggml-ext-cuda-graph.h"
 
 #include "ggml-cuda/common.cuh"
 #include "ggml-cuda/fattn.cuh"
+#include "ggml-cuda/mmf.cuh"
+#include "ggml-cuda/mmvf.cuh"
 
 #include <atomic>
 
@@ -114,44 +116,46 @@ static cudaError_t attend(ggml_backend_cuda_context & ctx, ggml_tensor * op) {
     return kv_cuda_attend(attention, plan, {}, scratch.get(), ctx.stream());
 }
 
-// Rows that one launch writes, beginning with node `first`, and the node of the last.
-struct writes_of_graph {
-    kv_cuda_writes      writes = {};
-    const ggml_tensor * op[KV_CUDA_WRITES];
-    int                 last = 0;
-
-    writes_of_graph(const ggml_cgraph * graph, int first) : last(first) {
-        for (int i = first; i < graph->n_nodes && writes.count < KV_CUDA_WRITES; ++i) {
-            const ggml_tensor * node = graph->nodes[i];
-            if (is_nothing(node)) {
-                continue;
-            }
-            if (node->op != GGML_OP_SET_ROWS || !ggml_ext_is_ours(node->type) || (node->flags & GGML_TENSOR_FLAG_COMPUTE) == 0 || !add(node)) {
-                break;
-            }
-            last = i;
-        }
+// MUL_MAT as ggml-cuda computes it for the few queries of a step. False, and nothing is done, where it has another kernel for it.
+static bool multiply(ggml_backend_cuda_context & ctx, ggml_tensor & op) {
+    const ggml_tensor * a = op.src[0], * x = op.src[1];
+    const auto & device = ggml_cuda_info().devices[ctx.device];
+    if (x->type != GGML_TYPE_F32 || op.type != GGML_TYPE_F32) {
+        return false;
     }
-
-  private:
-    static bool overlap(const ggml_tensor * a, const ggml_tensor * b) {
-        const char * of_a = (const char *) a->data, * of_b = (const char *) b->data;
-        return of_a < of_b + ggml_nbytes(b) && of_b < of_a + ggml_nbytes(a);
-    }
-
-    bool add(const ggml_tensor * node) {
-        const kv_cuda_rows rows = describe_rows(node, node->src[0], node->src[1], node);
-        for (int i = 0; i < writes.count; ++i) {
-            if (!kv_cuda_write_together(writes.op[i], rows) || overlap(node, op[i]) || overlap(node->src[0], op[i]) || overlap(node->src[1], op[i]) ||
-                overlap(node, op[i]->src[0]) || overlap(node, op[i]->src[1])) {
-                return false;
-            }
-        }
-        op[writes.count]          = node;
-        writes.op[writes.count++] = rows;
+    if (ggml_cuda_should_use_mmvf(a->type, device.cc, a->ne, a->nb, x->ne[1])) {
+        ggml_cuda_mul_mat_vec_f(ctx, a, x, nullptr, &op);
         return true;
     }
-};
+    if (ggml_cuda_should_use_mmf(a->type, device.cc, device.warp_size, a->ne, a->nb, (int) x->ne[1], /*mul_mat_id =*/ false)) {
+        ggml_cuda_mul_mat_f(ctx, a, x, nullptr, &op);
+        return true;
+    }
+    return false;
+}
+
+// All of these in the launches of one attention. False, and nothing is done, where that is not possible.
+static bool attend_and_write(ggml_backend_cuda_context & ctx, const kv_cuda_writes & writes, const attention_of_graph & found) {
+    kv_cuda_attention attention = describe_attention(found.op);
+    attention.center = found.center;
+    kv_cuda_plan plan;
+    if (!kv_cuda_plan_attention(attention, device_of(ctx.device), writes, plan) || !kv_cuda_writes_first(attention, plan, writes)) {
+        return false;
+    }
+    ggml_cuda_pool_alloc<float> queries(ctx.pool());
+    if (found.product) {
+        // Not to where the graph has them: rows that are still to be written may lie there.
+        ggml_tensor product = *found.product;
+        product.data = queries.alloc(ggml_nelements(&product));
+        attention.q  = (const char *) product.data + ((const char *) attention.q - (const char *) found.product->data);
+        if (!multiply(ctx, product)) {
+            return false;
+        }
+    }
+    ggml_cuda_pool_alloc<uint8_t> scratch(ctx.pool(), plan.scratch_bytes);
+    CUDA_CHECK(kv_cuda_attend(attention, plan, writes, scratch.get(), ctx.stream()));
+    return true;
+}
 
 }  // namespace
 
@@ -163,10 +167,10 @@ bool ggml_ext_cuda_supports_op(int device, const ggml_tensor * op) {
     return why.empty();
 }
 
-static std::atomic<int64_t> fused_launches;
+static std::atomic<int64_t> fused_ops;
 
 int64_t ggml_ext_cuda_fused() {
-    return fused_launches;
+    return fused_ops;
 }
 
 int ggml_ext_cuda_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * graph, int first) {
@@ -175,19 +179,13 @@ int ggml_ext_cuda_fuse(ggml_backend_cuda_context & ctx, const ggml_cgraph * grap
         return 0;
     }
     const writes_of_graph found(graph, first);
-    int next = found.last + 1;
-    while (next < graph->n_nodes && is_nothing(graph->nodes[next])) {
-        ++next;
-    }
-    const ggml_tensor * op = next < graph->n_nodes ? graph->nodes[next] : nullptr;
-    if (found.writes.count > 0 && op && op->op == GGML_OP_FLASH_ATTN_EXT && ggml_ext_concerns(op) && (op->flags & GGML_TENSOR_FLAG_COMPUTE) != 0) {
-        const kv_cuda_attention attention = describe_attention(op);
-        kv_cuda_plan plan;
-        if (kv_cuda_plan_attention(attention, device_of(ctx.device), found.writes, plan) && kv_cuda_writes_first(attention, plan, found.writes)) {
-            ggml_cuda_pool_alloc<uint8_t> scratch(ctx.pool(), plan.scratch_bytes);
-            CUDA_CHECK(kv_cuda_attend(attention, plan, found.writes, scratch.get(), ctx.stream()));
-            ++fused_launches;
-            return next - first;
+    if (found.writes.count > 0) {
+        const attention_of_graph behind(graph, node_behind(graph, found.last));
+        if (behind.op && attend_and_write(ctx, found.writes, behind)) {
+            for (int i = first; i <= behind.last; i = node_behind(graph, i)) {
+                ++fused_ops;
+            }
+            return behind.last - first;
         }
     }
     if (found.writes.count < 2) {

@@ -383,6 +383,7 @@ void run_gpu_cases(const GpuTest & test) {
     if (gpu.is_fast) {
         long_ones();
         run_steps(gpu.backend, gpu.fused);
+        run_calibrated_steps(gpu.backend, gpu.fused, 192);
     }
     for (const Family & f : families()) {
         copies(f.name, 128, GGML_TYPE_F32);

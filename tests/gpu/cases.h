@@ -14,7 +14,7 @@ struct GpuTest {
     ggml_backend_t        backend = nullptr;
     std::string           name; // as refusals have it
     bool                  is_fast = false; // long cases too
-    std::function<int64_t()> fused; // launches of several ops so far; may be empty
+    std::function<int64_t()> fused; // ops so far that were launched together with others; may be empty
     std::function<void()> before_case, after_case; // may be empty
 };
 

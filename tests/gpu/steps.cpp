@@ -4,6 +4,9 @@
 #include "../harness/harness.h"
 #include "../harness/random.h"
 
+#include "ggml-ext-seam.h"
+
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
@@ -15,9 +18,11 @@ struct StepCase {
     int         d, heads, kv_heads;
     int         tokens; // of a step
     int         slots;  // of a window of precise rows, 0 for none
+    bool        calibrated = false;
+    int         cells = 192; // that are written in the end
 };
 
-constexpr int CELLS = 192;
+constexpr int CELLS = 192; // of a cache
 
 // A layer of a cache. Its ops of a step are in one graph, or in one each.
 class Layer {
@@ -35,22 +40,35 @@ class Layer {
             sides_[i].source = i < 2 ? ggml_new_tensor_2d(ctx, GGML_TYPE_F32, c.d*c.kv_heads, c.tokens) : sides_[i - 2].source;
             sides_[i].index  = i % 2 == 0 ? ggml_new_tensor_1d(ctx, GGML_TYPE_I64, c.tokens) : sides_[i - 1].index;
         }
-        q_       = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, c.d, c.tokens, c.heads, 1);
+        if (c.calibrated) {
+            q_        = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, c.d, c.heads, c.tokens);
+            matrices_ = ggml_new_tensor_3d(ctx, GGML_TYPE_F16, c.d, c.d, c.kv_heads);
+            center_   = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, c.d, c.kv_heads);
+        } else {
+            q_ = ggml_new_tensor_4d(ctx, GGML_TYPE_F32, c.d, c.tokens, c.heads, 1);
+        }
         mask_    = ggml_new_tensor_4d(ctx, GGML_TYPE_F16, CELLS, c.tokens, 1, 1);
         columns_ = c.slots > 0 ? ggml_new_tensor_2d(ctx, GGML_TYPE_I64, c.slots, 1) : nullptr;
         store_.allocate(0);
+        if (c.calibrated) {
+            set_floats(matrices_, rng_.normals(ggml_nelements(matrices_), 1.0f/std::sqrt((float) c.d)));
+            set_floats(center_, rng_.normals(ggml_nelements(center_), 2.0f));
+        }
         slots_.assign(c.slots, -1);
-        const int n_ops = (int) sides_.size() + 1;
-        for (int i = 0; i < (together ? 1 : n_ops); i++) {
+        const auto ops = ops_of_step();
+        n_ops_ = (int) ops.size();
+        for (int i = 0; i < (together ? 1 : n_ops_); i++) {
             graphs_.push_back(std::make_unique<Graph>());
             Graph & g = *graphs_.back();
             ggml_new_tensor_1d(g.ctx(), GGML_TYPE_F32, 1); // a graph has a buffer, also where its ops are views
-            for (int op = together ? 0 : i; op < (together ? n_ops : i + 1); op++) {
-                g.add(op + 1 < n_ops ? ggml_set_rows(g.ctx(), sides_[op].cache, sides_[op].source, sides_[op].index) : attention(g.ctx()));
+            for (int op = together ? 0 : i; op < (together ? n_ops_ : i + 1); op++) {
+                g.add(ops[op](g.ctx()));
             }
             g.allocate(0xff);
         }
     }
+
+    int ops() const { return n_ops_; }
 
     // Tokens `first` and those behind it.
     bool step(int first) {
@@ -120,14 +138,65 @@ class Layer {
     std::vector<std::unique_ptr<Graph>> graphs_;
     std::vector<Side>                   sides_; // K, V, and the windows of both
     std::vector<int64_t>                slots_; // the cell that each holds
+    int                                 n_ops_ = 0;
     ggml_tensor *                       q_ = nullptr, * mask_ = nullptr, * columns_ = nullptr, * out_ = nullptr;
+    ggml_tensor *                       matrices_ = nullptr, * center_ = nullptr; // of a calibration
+    ggml_tensor *                       values_ = nullptr, * queries_ = nullptr;  // what it makes of them
 
-    ggml_tensor * attention(ggml_context * ctx) {
+    typedef std::function<ggml_tensor * (ggml_context *)> Op;
+
+    std::vector<Op> ops_of_step() {
+        const auto write = [this](size_t side) {
+            return [this, side](ggml_context * ctx) {
+                ggml_tensor * from = sides_[side].source;
+                if (c_.calibrated && side % 2 == 1) {
+                    from = ggml_view_2d(ctx, values_, from->ne[0], from->ne[1], values_->nb[2], 0);
+                }
+                return ggml_set_rows(ctx, sides_[side].cache, from, sides_[side].index);
+            };
+        };
+        std::vector<Op> res;
+        if (!c_.calibrated) {
+            for (size_t side = 0; side < sides_.size(); side++) {
+                res.push_back(write(side));
+            }
+            res.push_back([this](ggml_context * ctx) { return attention(ctx, q_); });
+            return res;
+        }
+        // as llama.cpp orders them
+        for (size_t side : { 0, 1 }) {
+            if (side == 1) {
+                res.push_back([this](ggml_context * ctx) {
+                    values_ = ggml_sub(ctx, ggml_reshape_3d(ctx, sides_[1].source, c_.d, c_.kv_heads, c_.tokens), center_);
+                    ggml_ext_mark_center(values_);
+                    return values_;
+                });
+            }
+            if (c_.slots > 0) {
+                res.push_back(write(side + 2));
+            }
+            res.push_back(write(side));
+        }
+        res.push_back([this](ggml_context * ctx) {
+            queries_ = ggml_mul_mat(ctx, matrices_, ggml_reshape_4d(ctx, q_, c_.d, c_.heads/c_.kv_heads, c_.kv_heads, c_.tokens));
+            ggml_ext_mark_product(queries_);
+            return queries_;
+        });
+        res.push_back([this](ggml_context * ctx) { return attention(ctx, ggml_permute(ctx, ggml_reshape_3d(ctx, queries_, c_.d, c_.heads, c_.tokens), 0, 2, 1, 3)); });
+        res.push_back([this](ggml_context * ctx) {
+            out_ = ggml_add_inplace(ctx, ggml_reshape_4d(ctx, out_, c_.d, c_.heads/c_.kv_heads, c_.kv_heads, c_.tokens), ggml_reshape_3d(ctx, center_, c_.d, 1, c_.kv_heads));
+            ggml_ext_mark_center(out_);
+            return out_;
+        });
+        return res;
+    }
+
+    ggml_tensor * attention(ggml_context * ctx, ggml_tensor * q) {
         const auto heads = [&](ggml_tensor * t, int64_t n) {
             ggml_tensor * view = ggml_view_4d(ctx, t, c_.d, c_.kv_heads, n, 1, ggml_row_size(t->type, c_.d), t->nb[1], t->nb[2], 0);
             return ggml_permute(ctx, view, 0, 2, 1, 3);
         };
-        out_ = ggml_flash_attn_ext(ctx, q_, heads(sides_[0].cache, CELLS), heads(sides_[1].cache, CELLS), mask_, 1.0f/std::sqrt((float) c_.d), 0.0f, 0.0f);
+        out_ = ggml_flash_attn_ext(ctx, q, heads(sides_[0].cache, CELLS), heads(sides_[1].cache, CELLS), mask_, 1.0f/std::sqrt((float) c_.d), 0.0f, 0.0f);
         if (columns_) {
             out_->src[5] = heads(sides_[2].cache, c_.slots);
             out_->src[6] = heads(sides_[3].cache, c_.slots);
@@ -137,9 +206,18 @@ class Layer {
     }
 };
 
+double distance(const std::vector<float> & x, const std::vector<float> & wanted) {
+    double error = 0.0, all = 0.0;
+    for (size_t i = 0; i < x.size(); i++) {
+        error += (double) (x[i] - wanted[i])*(x[i] - wanted[i]);
+        all   += (double) wanted[i]*wanted[i];
+    }
+    return std::sqrt(error/all);
+}
+
 void run(const StepCase & c, ggml_backend_t backend, const std::function<int64_t()> & fused) {
-    if (!begin_case("steps of " + c.k + "/" + c.v + " d=" + std::to_string(c.d) + " heads=" + std::to_string(c.heads) + "/" + std::to_string(c.kv_heads) +
-                    " tokens=" + std::to_string(c.tokens) + " window=" + std::to_string(c.slots))) {
+    if (!begin_case(std::string(c.calibrated ? "calibrated " : "") + "steps of " + c.k + "/" + c.v + " d=" + std::to_string(c.d) + " heads=" + std::to_string(c.heads) + "/" +
+                    std::to_string(c.kv_heads) + " tokens=" + std::to_string(c.tokens) + " window=" + std::to_string(c.slots))) {
         return;
     }
     Layer of_cpu(c, true);
@@ -147,7 +225,7 @@ void run(const StepCase & c, ggml_backend_t backend, const std::function<int64_t
     Layer together(c, true), apart(c, false);
     bool same = true;
     const int64_t before = fused ? fused() : 0;
-    for (int first = 0; first + c.tokens <= CELLS; first += c.tokens) {
+    for (int first = 0; first + c.tokens <= c.cells; first += c.tokens) {
         if (!of_cpu.step(first) || !together.step(first) || !apart.step(first)) {
             return;
         }
@@ -155,9 +233,12 @@ void run(const StepCase & c, ggml_backend_t backend, const std::function<int64_t
     }
     // GGML_EXT_CUDA_PATH may ask for other kernels
     if (fused && c.k != "delta8" && !getenv("GGML_EXT_CUDA_PATH")) { // delta8 has no decode kernel to be joined with
-        check(fused() > before, "ops of a step are launched together");
+        const int64_t ops = fused() - before;
+        check(ops > 0 && ops % together.ops() == 0, "all ops of a step are launched together");
     }
     check(same, "results of ops in one graph are those of ops in graphs of their own");
+    // by the bytes below, and by 16 bits of a query
+    check_below(distance(together.output(), of_cpu.output()), 2e-2, "distance from the CPU's results");
     const auto here = together.bytes(), there = of_cpu.bytes();
     check(here == apart.bytes(), "bytes of the cache and of the window are the same");
     for (size_t i = 0; i < here.size(); i++) {
@@ -180,6 +261,20 @@ void run_steps(ggml_backend_t backend, const std::function<int64_t()> & fused) {
                 run({ k, v, d, 8, 4, 1, slots }, backend, fused);
             }
             run({ k, v, d, 4, 4, 3, 12 }, backend, fused);
+        }
+    }
+}
+
+void run_calibrated_steps(ggml_backend_t backend, const std::function<int64_t()> & fused, int steps) {
+    for (const auto & [k, v] : { std::pair<std::string, std::string>{ "srft4", "srft4" }, { "band4", "srft4" }, { "delta3", "srft3" } }) {
+        for (int d : { 64, 128 }) {
+            if (quick && d == (k == "band4" ? 64 : 128)) {
+                continue;
+            }
+            for (int slots : { 0, 32 }) {
+                run({ k, v, d, 8, 4, 1, slots, true, steps }, backend, fused);
+            }
+            run({ k, v, d, 4, 4, 3, 12, true, std::min(3*steps, CELLS) }, backend, fused);
         }
     }
 }

@@ -7,5 +7,9 @@
 #include <cstdint>
 #include <functional>
 
-// `fused`: how many launches of several ops there were so far; empty where there are none.
+// `fused`: how many ops so far were launched together with others; empty where there are none.
 void run_steps(ggml_backend_t backend, const std::function<int64_t()> & fused);
+
+// The same with calibrated keys and values: queries are multiplied by matrices, values lose their centers and results get them back. `steps`
+// of each case.
+void run_calibrated_steps(ggml_backend_t backend, const std::function<int64_t()> & fused, int steps);

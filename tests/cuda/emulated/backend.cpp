@@ -3,7 +3,7 @@
 #include "cuda_runtime.h"
 
 #include "ggml-backend-impl.h"
-#include "ggml-ext-cuda-args.h"
+#include "ggml-ext-cuda-graph.h"
 
 #include <vector>
 
@@ -28,8 +28,10 @@ bool hopper = false;
 constexpr kv_cuda_device HOPPER = { 900, 6, 227*1024 };
 constexpr kv_cuda_device DEVICE = { 800, 6, 163*1024 }; // few multiprocessors: cells are split, and blocks are not many
 
-cudaError_t attend(ggml_tensor * op) {
-    const kv_cuda_attention attention = describe_attention(op);
+// The attention at `node`, which becomes the last node that is done.
+cudaError_t attend(const ggml_cgraph * graph, int & node) {
+    const attention_of_graph found(graph, node);
+    kv_cuda_attention attention = describe_attention(found.op);
     const auto scratch_of = [](size_t bytes) { return std::vector<uint64_t>(bytes/8 + 1, ~0ull); }; // NaN as floats and as halves
     kv_cuda_prompt prompt;
     if (hopper && kv_cuda_plan_prompt(attention, HOPPER, prompt)) {
@@ -39,7 +41,21 @@ cudaError_t attend(ggml_tensor * op) {
     if (!kv_cuda_plan_attention(attention, DEVICE, {}, plan)) {
         return cudaErrorNotSupported;
     }
+    attention.center = found.center;
+    node = found.last;
     return kv_cuda_attend(attention, plan, {}, scratch_of(plan.scratch_bytes).data(), nullptr);
+}
+
+// Rows that are written together from `node` on, or one op.
+cudaError_t compute_rows_from(const ggml_cgraph * graph, int & node) {
+    if (graph->nodes[node]->op == GGML_OP_SET_ROWS) {
+        const writes_of_graph found(graph, node);
+        if (found.writes.count > 1) {
+            node = found.last;
+            return kv_cuda_set_rows(found.writes, nullptr);
+        }
+    }
+    return compute_rows(graph->nodes[node], nullptr);
 }
 
 ggml_backend_t cpu() {
@@ -54,7 +70,7 @@ ggml_status compute_graph(ggml_backend_t, ggml_cgraph * graph) {
             continue;
         }
         if (ggml_ext_concerns(node)) { // and is supported: rows or attention
-            if ((node->op == GGML_OP_FLASH_ATTN_EXT ? attend(node) : compute_rows(node, nullptr)) != cudaSuccess) {
+            if ((node->op == GGML_OP_FLASH_ATTN_EXT ? attend(graph, i) : compute_rows_from(graph, i)) != cudaSuccess) {
                 return GGML_STATUS_FAILED;
             }
             continue;

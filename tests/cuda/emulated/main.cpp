@@ -4,6 +4,7 @@
 #include "backend.h"
 #include "cuda_runtime.h"
 
+#include "../../gpu/steps.h"
 #include "../../gpu/writes.h"
 #include "../../harness/graph.h"
 #include "../../harness/harness.h"
@@ -118,6 +119,7 @@ int main(int argc, char ** argv) {
     rows_of_all();
     test_writes(rows_after_emulated, quick ? std::vector<int>{ 64 } : std::vector<int>{ 128, 64, 256 });
     attention_of_all();
+    run_calibrated_steps(emulated_backend(), {}, quick ? 3 : 20);
     prompts();
     return end_program();
 }
