@@ -53,6 +53,7 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
         uint negative[2], positive[2]; // the first levels of each eight
         uint lower, upper;
         uint narrow; // of 3 and 2 bits, one of which a row has at most
+        uint ones;   // -1
     };
 
     uint scales[2][(SCALES + 3)/4];
@@ -100,7 +101,21 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
 
     __device__ __forceinline__ void join() {}
 
-    template <typename Planes> static __device__ __forceinline__ void fill(queries & q, const Planes & planes, uint g, uint t) {
+    // What the lane needs of the queries, as it lies in their planes.
+    struct loaded_queries {
+        query_bytes bytes[4*C*QB];
+
+        template <typename Planes> __device__ __forceinline__ void load(const Planes & planes, uint g, uint t) {
+            // Column g is row g % 4 of the queries, of plane g/4.
+#pragma unroll
+            for (uint i = 0; i < 4*C*QB; ++i) {
+                const uint half_of = i % 2, qb = i/2 % QB, second = i/2/QB % 2, c = i/4/QB, bits = band_at<KIND, D>(c, second).bits;
+                bytes[i].load(&planes[g/4][4*qb + g % 4][64*c + 32*second + first_value(bits, t) + (bits >= 2 ? 2 : 4)*half_of], bits >= 4 ? 16 : bits >= 2 ? 8 : 2);
+            }
+        }
+    };
+
+    static __device__ __forceinline__ void fill(queries & q, const loaded_queries & from, uint) {
         // So that they stay in registers.
         q.negative[0] = opaque(NEGATIVE_0.first);
         q.negative[1] = opaque(NEGATIVE_1.first);
@@ -108,14 +123,13 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
         q.positive[1] = opaque(POSITIVE_1.first);
         q.lower = opaque(LOWER_0);
         q.upper = opaque(UPPER_0);
+        q.ones  = kept(~0u);
         q.narrow = opaque(KIND == KV_KIND_BAND3 && D != 256 ? level_bytes<2>().first : level_bytes<3>().first);
-        // Column g is row g % 4 of the queries, of plane g/4.
 #pragma unroll
-        for (uint i = 0; i < 2*C*QB*2; ++i) {
-            const uint half_of = i % 2, qb = i/2 % QB, second = i/2/QB % 2, c = i/4/QB, bits = band_at<KIND, D>(c, second).bits;
-            const signed char * from = &planes[g/4][4*qb + g % 4][64*c + 32*second + first_value(bits, t) + (bits >= 2 ? 2 : 4)*half_of];
-            q.b[c][second][qb][half_of] = query_bytes(from, bits >= 4 ? 16 : bits >= 2 ? 8 : 0);
-            keep(q.b[c][second][qb][half_of]);
+        for (uint i = 0; i < 4*C*QB; ++i) {
+            uint & b = (&q.b[0][0][0][0])[i];
+            b = band_at<KIND, D>(i/4/QB, i/2/QB % 2).bits >= 2 ? from.bytes[i].in_turn() : from.bytes[i].in_a_row();
+            keep(b);
         }
     }
 
@@ -160,16 +174,18 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
         if (bits == 5) {
             const uint first = to_signs(high >> 4*t), behind = to_signs(high >> (4*t + 16));
             const auto look_up = [&](uint codes, uint is_positive, uint & negative, uint & positive) {
-                negative = prmt(q.negative[0], NEGATIVE_0.second, codes) & prmt(q.negative[1], NEGATIVE_1.second, ~codes) & ~is_positive;
-                positive = (prmt(q.positive[0], POSITIVE_0.second, codes) | prmt(q.positive[1], POSITIVE_1.second, ~codes)) & is_positive;
+                const uint others = complement(codes, q.ones);
+                negative = prmt(q.negative[0], NEGATIVE_0.second, codes) & prmt(q.negative[1], NEGATIVE_1.second, others) & ~is_positive;
+                positive = (prmt(q.positive[0], POSITIVE_0.second, codes) | prmt(q.positive[1], POSITIVE_1.second, others)) & is_positive;
             };
             look_up(low, prmt(first, behind, 0xd9c8), x, more_x);
             look_up(low >> 16, prmt(first, behind, 0xfbea), y, more_y);
         } else if (bits == 4) {
             x = prmt(q.lower, LOWER_1, low);
             y = prmt(q.lower, LOWER_1, low >> 16);
-            more_x = prmt(q.upper, UPPER_1, ~low);
-            more_y = prmt(q.upper, UPPER_1, ~low >> 16);
+            const uint others = complement(low, q.ones);
+            more_x = prmt(q.upper, UPPER_1, others);
+            more_y = prmt(q.upper, UPPER_1, others >> 16);
         } else if (bits >= 2) {
             const byte_table levels = bits == 3 ? level_bytes<3>() : level_bytes<2>();
             const uint two = low >> t/2*4;

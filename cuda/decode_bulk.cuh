@@ -233,6 +233,24 @@ template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value
     }
 }
 
+// Four values of the queries of a block in a row, in planes as queries.cuh makes them.
+struct four_queries {
+    char4 first, second;
+    float scale;
+
+    __device__ __forceinline__ void load(const signed char * planes, const float * scales, uint rows, uint size, uint i) {
+        const signed char * from = planes + (i/(rows*size)*2*rows + i/size % rows)*size + i % size;
+        first  = *(const char4 *) from;
+        second = *(const char4 *) (from + rows*size);
+        scale  = scales[i/size];
+    }
+
+    __device__ __forceinline__ float4 joined() const {
+        const auto value = [&](int a, int b) { return (float) (a*SECOND_PLANE + b)*scale; };
+        return make_float4(value(first.x, second.x), value(first.y, second.y), value(first.z, second.z), value(first.w, second.w));
+    }
+};
+
 // A row that the launch before writes, the n-th of all; a lane has one, and the lanes of a warp look at those of all writes together. Its
 // number is on its way until it is looked at.
 struct written_row {
@@ -314,19 +332,16 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     written_row written(p, lane);
     const auto column = [&](uint i) { return column_at(p.columns, p.columns_nb, i, block.kv_stream); };
     const long long first_column = RECENT && threadIdx.x < p.column_count ? column(threadIdx.x) : -1;
-    // A thread has every n-th place of [row of the mask][cell], some of them at once.
-    constexpr uint AHEAD = 4;
-    const uint places = mask_rows*chunk_cells;
-    const auto row_of_place = [&](uint place) { return mask_rows == 1 ? 0 : place/chunk_cells; };
-    unsigned short bits[AHEAD];
-    const auto ask_mask = [&](uint first) {
-#pragma unroll
-        for (uint n = 0; n < AHEAD; ++n) {
-            const uint place = first + n*threads, row = row_of_place(place), cell = place - row*chunk_cells;
-            bits[n] = place >= places || cell >= end - begin ? HIDDEN_MASK : mask_bits(p, mask_offset(p, first_token + row, block.stream), begin + cell);
+    // A thread has every n-th place of [row of the mask][cell].
+    uint cell = threadIdx.x, row = 0;
+    const auto next_row = [&]() {
+        for (; cell >= chunk_cells && row < mask_rows; cell -= chunk_cells) {
+            ++row;
         }
     };
-    ask_mask(threadIdx.x);
+    const auto bits_here = [&]() { return cell >= end - begin ? HIDDEN_MASK : mask_bits(p, mask_offset(p, first_token + row, block.stream), begin + cell); };
+    next_row();
+    unsigned short bits = row < mask_rows ? bits_here() : HIDDEN_MASK;
     uint8_t * const seen = raw + layout::SEEN, * const masked = raw + layout::MASKED; // of tiles: is there a cell to be seen, and does the mask add anything?
     if (threadIdx.x < TILE_MASK/TILE) { // a block has at least as many threads
         seen[threadIdx.x]   = 0;
@@ -377,24 +392,19 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
 
     // What a row sees of each tile. The lanes of a warp have the cells of one.
 #pragma unroll 1
-    for (uint first = threadIdx.x; first < places; first += AHEAD*threads) {
-        if (first != threadIdx.x) {
-            ask_mask(first);
+    while (row < mask_rows) {
+        const uint tile = cell/TILE, place = row*chunk_cells + cell;
+        const unsigned short here = bits;
+        cell += threads;
+        next_row();
+        bits = row < mask_rows ? bits_here() : HIDDEN_MASK;
+        const bool visible = bias_of(here) != -INFINITY;
+        mask[place] = visible ? here : HIDDEN_MASK;
+        if (__any_sync(KV_ALL_LANES, visible)) {
+            seen[tile] = 1;
         }
-#pragma unroll
-        for (uint n = 0; n < AHEAD; ++n) {
-            const uint place = first + n*threads;
-            if (place < places) {
-                const uint tile = (place - row_of_place(place)*chunk_cells)/TILE;
-                const bool visible = bias_of(bits[n]) != -INFINITY;
-                mask[place] = visible ? bits[n] : HIDDEN_MASK;
-                if (__any_sync(KV_ALL_LANES, visible)) {
-                    seen[tile] = 1;
-                }
-                if (__any_sync(KV_ALL_LANES, bits[n] != 0)) {
-                    masked[tile] = 1;
-                }
-            }
+        if (__any_sync(KV_ALL_LANES, here != 0)) {
+            masked[tile] = 1;
         }
     }
 
@@ -459,29 +469,32 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
         await_queries(query_scale, heads*ROWS, lane); // one warp: all of them would get in the way of those who write
     }
     __syncthreads();
+    // All that is needed of them is asked for before the other tiles.
+    const uint query_count = heads*ROWS*D;
+    four_queries ahead[DELTA ? 2 : 1];
+#pragma unroll
+    for (uint n = 0; n < 2 && DELTA; ++n) {
+        ahead[n].load(planes, query_scale, ROWS, D, min(4*(threadIdx.x + n*threads), query_count - 4));
+    }
+    typename keys_of::loaded_queries loaded;
+    loaded.load((const signed char (*)[ROWS][D]) (planes + head*2*ROWS*D), g, t);
+    typedef decode_sums<K, V, D, QB, TILE_STEPS> sums_of;
+    float scale_of_row[2*QB];
+    sums_of::load_scales(scale_of_row, query_scale + head*ROWS, t);
+    ask_tiles(first_asked, 2*teams*depth);
     if (DELTA) {
-        // Four at a time, but not beside precise rows, where that was slower.
-        constexpr uint N = RECENT ? 1 : 4;
-        typedef std::conditional_t<N == 4, char4, signed char> bytes;
-        for (uint i = N*threadIdx.x; i < heads*ROWS*D; i += N*threads) {
-            const signed char * from = planes + (i/(ROWS*D)*2*ROWS + i/D % ROWS)*D + i % D;
-            const bytes first = *(const bytes *) from, second = *(const bytes *) (from + ROWS*D);
-            const float scale = query_scale[i/D];
-            float * const to = q + i/32*at.query_step + i % 32;
-            const auto joined = [&](int a, int b) { return (float) (a*SECOND_PLANE + b)*scale; };
-            if constexpr (N == 4) {
-                *(float4 *) to = make_float4(joined(first.x, second.x), joined(first.y, second.y), joined(first.z, second.z), joined(first.w, second.w));
-            } else {
-                *to = joined(first, second);
+        uint n = 0;
+        for (uint i = 4*threadIdx.x; i < query_count; i += 4*threads, ++n) {
+            if (n >= 2) {
+                ahead[0].load(planes, query_scale, ROWS, D, i);
             }
+            *(float4 *) (q + i/32*at.query_step + i % 32) = (n == 1 ? ahead[1] : ahead[0]).joined();
         }
     }
     typename keys_of::queries b;
-    keys_of::fill(b, (const signed char (*)[ROWS][D]) (planes + head*2*ROWS*D), g, t);
-    decode_sums<K, V, D, QB, TILE_STEPS> sums;
-    sums.begin(p, query_scale + head*ROWS, level_unit(K, D), t);
-    // Whatever else is read from memory has been read.
-    ask_tiles(first_asked, 2*teams*depth);
+    keys_of::fill(b, loaded, g);
+    sums_of sums;
+    sums.begin(p, scale_of_row, level_unit(K, D));
     uint mask_at[QB][2];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {
@@ -528,6 +541,12 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 const uint slot = slot_of(i);
                 await(bars + 16*slot, parity);
                 const uint k_at = at.slot_at(2*slot);
+                const auto load_keys = [&](uint step) {
+                    keys_of k;
+                    k.template load<tile_bytes>(k_first + k_at, k_codes + k_at, k_cell, step*STEP, TILE - 1, 0, k_shift);
+                    return k;
+                };
+                keys_of k = load_keys(0); // on their way while scales are made
                 make_key_scales<K, D>(key_scales_to, k_row + k_at);
                 if (DELTA) {
                     const uint first = (listed >> 16*i & 0xffff)/TILE*TILE;
@@ -537,8 +556,9 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 float parts[TILE_STEPS][QB][4];
 #pragma unroll
                 for (uint step = 0; step < TILE_STEPS; ++step) {
-                    keys_of k;
-                    k.template load<tile_bytes>(k_first + k_at, k_codes + k_at, k_cell, step*STEP, TILE - 1, 0, k_shift);
+                    if (step > 0) {
+                        k = load_keys(step);
+                    }
                     k.join();
                     const auto scales_at = [&](uint n) { return (const float *) (row_scales + key_scales_at<D, layout::PIECE>(step*STEP + 8*n + g)); };
                     constexpr bool CHOOSES = keys_of::CHOOSES_SCALES;
@@ -559,13 +579,14 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 }
             }
             if (DELTA) {
-                group.make_base(sums.score_unit(p), t);
                 if (group.is_whole()) {
+                    group.make_base(sums.score_unit(p), t); // in both ways, each of which has other work while lanes wait for each other
 #pragma unroll
                     for (uint i = 0; i < UNIT; ++i) {
                         group.template follow_whole<TILE_STEPS>(whole, lane, s[i]);
                     }
                 } else {
+                    group.make_base(sums.score_unit(p), t);
                     group.find_kinds();
 #pragma unroll
                     for (uint i = 0; i < UNIT; ++i) {
@@ -598,12 +619,19 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 sums.weigh(s[0], g, t, weights, TILE_WEIGHTS);
                 await(bars + 16*slot + 8, parity);
                 const uint v_at = at.slot_at(2*slot + 1);
+                const auto load_values = [&](uint step) {
+                    values_of v;
+                    v.template load<tile_bytes>(v_first + v_at, v_codes + v_at, v_cell, step*STEP, TILE - 1, 0, v_shift);
+                    return v;
+                };
+                values_of v = load_values(0);
                 make_value_scales<V, D, layout::PIECE>(value_scales_to, v_row + v_at);
                 __syncwarp();
 #pragma unroll
                 for (uint step = 0; step < TILE_STEPS; ++step) {
-                    values_of v;
-                    v.template load<tile_bytes>(v_first + v_at, v_codes + v_at, v_cell, step*STEP, TILE - 1, 0, v_shift);
+                    if (step > 0) {
+                        v = load_values(step);
+                    }
                     v.join();
                     const auto scales_of = [&](uint half_of, uint (&two)[2][D/64]) {
                         load_words((uint (&)[D/32]) two, value_scales + value_scales_at<D, layout::PIECE>(2*step + half_of));

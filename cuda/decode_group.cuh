@@ -74,13 +74,19 @@ template <uint KIND, uint D, uint QB> struct decode_group {
         }
         firsts[0] = firsts[1];
         firsts[1] = slots.words[0];
+        float m[SLOTS];
+#pragma unroll
+        for (uint i = 0; i < SLOTS; ++i) {
+            m[i] = slots.value(i);
+            keep(m[i]); // else it is made for each row
+        }
 #pragma unroll
         for (uint r = 0; r < 4*QB; ++r) {
             float values[SLOTS];
             load_floats(values, q + (half_of*SLOTS + r*(D/32))*query_step);
 #pragma unroll
             for (uint i = 0; i < SLOTS; ++i) {
-                dots[r] = fmaf(values[i], slots.value(i), dots[r]);
+                dots[r] = fmaf(values[i], m[i], dots[r]);
             }
         }
     }

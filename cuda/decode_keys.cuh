@@ -143,6 +143,10 @@ __device__ __forceinline__ void keep(uint & x) {
     asm volatile("" : "+r"(x));
 }
 
+__device__ __forceinline__ void keep(float & x) {
+    asm volatile("" : "+f"(x));
+}
+
 __device__ __forceinline__ void keep(const uint8_t *& x) {
     asm volatile("" : "+l"(x));
 }
@@ -166,6 +170,11 @@ __device__ __forceinline__ uint8_t * kept(const uint8_t * shared, uint lane) {
     return (uint8_t *) __cvta_shared_to_generic(kept((uint) __cvta_generic_to_shared(shared), lane));
 }
 
+// The complement of codes, with -1 in a register: lookups and shifts share a pipe, multiplications have another.
+__device__ __forceinline__ uint complement(uint codes, uint ones) {
+    return codes*ones + ones;
+}
+
 // Scale n of a row; zero for a half that is not finite.
 template <uint BITS, uint WORDS> __device__ __forceinline__ float scale_at(const uint (&scales)[WORDS], uint n) {
     if constexpr (BITS == 8) {
@@ -176,10 +185,18 @@ template <uint BITS, uint WORDS> __device__ __forceinline__ float scale_at(const
     }
 }
 
-// Four bytes of a plane: as they lie, or two and the two `apart` behind in turn.
-__device__ __forceinline__ uint query_bytes(const signed char * q, uint apart) {
-    return apart ? prmt(*(const unsigned short *) q, *(const unsigned short *) (q + apart), 0x5140) : *(const uint *) q;
-}
+// Two bytes of a plane, and the two `apart` behind them, if that is not 0.
+struct query_bytes {
+    uint first, second;
+
+    __device__ __forceinline__ void load(const signed char * q, uint apart) {
+        first  = *(const unsigned short *) q;
+        second = apart ? *(const unsigned short *) (q + apart) : 0;
+    }
+
+    __device__ __forceinline__ uint in_a_row() const { return prmt(first, second, 0x5410); }
+    __device__ __forceinline__ uint in_turn() const { return prmt(first, second, 0x5140); }
+};
 
 // What a lane has of 16 rows of K: of cells g and g + 8. QB is the number of blocks of four query rows.
 template <uint KIND, uint D, uint QB> struct decode_keys {
@@ -261,30 +278,43 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
         }
     }
 
-    template <typename Planes> static __device__ __forceinline__ void fill(queries & q, const Planes & planes, uint g, uint t) {
+    // What the lane needs of the queries, as it lies in their planes.
+    struct loaded_queries {
+        query_bytes bytes[sizeof(queries::b)/4];
+
+        template <typename Planes> __device__ __forceinline__ void load(const Planes & planes, uint g, uint t) {
+#pragma unroll
+            for (uint i = 0; i < sizeof(queries::b)/4; ++i) {
+                const uint half_of = i % 2, qb = i/2 % QB, word = i/2/QB % 2, c = i/4/QB % C, plane = i/4/QB/C;
+                if constexpr (BITS == 4) {
+                    // Column g is row g % 4 of the queries, of the first scale of a byte's two or the second.
+                    bytes[i].load(&planes[plane][4*qb + g % 4][64*c + 8*t + 4*word + 2*half_of + (g < 4 ? 0 : 32)], 0);
+                } else {
+                    // Column g is row g % 4 of the queries, of plane g/4.
+                    bytes[i].load(&planes[g/4][4*qb + g % 4][64*c + 32*word + (BITS == 8 ? 8*t + 4*half_of : 4*t + 2*half_of)], BITS == 8 ? 2 : 16);
+                }
+            }
+        }
+    };
+
+    static __device__ __forceinline__ void fill(queries & q, const loaded_queries & from, uint g) {
         if constexpr (BITS == 4) {
             q.lower = kept(LOWER_0);
             q.upper = kept(UPPER_0);
             q.ones  = kept(~0u);
-            // Column g is row g % 4 of the queries, of the first scale of a byte's two or the second.
-#pragma unroll
-            for (uint i = 0; i < 2*C*2*QB*2; ++i) {
-                const uint half_of = i % 2, qb = i/2 % QB, word = i/2/QB % 2, c = i/4/QB % C, plane = i/4/QB/C;
-                const signed char * from = &planes[plane][4*qb + g % 4][64*c + 8*t + 4*word + 2*half_of + (g < 4 ? 0 : 32)];
-                const uint two = prmt(*(const unsigned short *) from, 0, 0x4140); // bytes 0 and 2
-                q.b[plane][c][word][qb][half_of] = g < 4 ? two : two << 8;
-                keep(q.b[plane][c][word][qb][half_of]);
-            }
         } else {
             q.lower = opaque(level_bytes<BITS == 3 ? 3 : 2>().first);
-            // Column g is row g % 4 of the queries, of plane g/4.
+        }
 #pragma unroll
-            for (uint i = 0; i < C*2*QB*2; ++i) {
-                const uint half_of = i % 2, qb = i/2 % QB, scale = i/2/QB % 2, c = i/4/QB;
-                const signed char * from = &planes[g/4][4*qb + g % 4][64*c + 32*scale + (BITS == 8 ? 8*t + 4*half_of : 4*t + 2*half_of)];
-                q.b[0][c][scale][qb][half_of] = query_bytes(from, BITS != 8 ? 16 : 0);
-                keep(q.b[0][c][scale][qb][half_of]);
+        for (uint i = 0; i < sizeof(q.b)/4; ++i) {
+            uint & b = (&q.b[0][0][0][0][0])[i];
+            if constexpr (BITS == 4) {
+                const uint two = prmt(from.bytes[i].first, 0, 0x4140); // bytes 0 and 2
+                b = g < 4 ? two : two << 8;
+            } else {
+                b = BITS == 8 ? from.bytes[i].in_a_row() : from.bytes[i].in_turn();
             }
+            keep(b);
         }
     }
 
@@ -351,8 +381,8 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
             for (uint word = 0; word < 2; ++word) {
                 const uint x = codes[0][c][word % WORDS], y = codes[1][c][word % WORDS];
                 const uint lower[4] = { prmt(q.lower, LOWER_1, x), prmt(q.lower, LOWER_1, y), prmt(q.lower, LOWER_1, x >> 16), prmt(q.lower, LOWER_1, y >> 16) };
-                const auto complement = [&](uint x) { return x*q.ones + q.ones; }; // lookups and shifts share a pipe, multiplications have another
-                const uint upper[4] = { prmt(q.upper, UPPER_1, complement(x)), prmt(q.upper, UPPER_1, complement(y)), prmt(q.upper, UPPER_1, complement(x >> 16)), prmt(q.upper, UPPER_1, complement(y >> 16)) };
+                const auto others = [&](uint x) { return complement(x, q.ones); };
+                const uint upper[4] = { prmt(q.upper, UPPER_1, others(x)), prmt(q.upper, UPPER_1, others(y)), prmt(q.upper, UPPER_1, others(x >> 16)), prmt(q.upper, UPPER_1, others(y >> 16)) };
 #pragma unroll
                 for (uint i = 0; i < 2*QB; ++i) {
                     const uint plane = BITS == 4 ? i/QB : 0, qb = i % QB;

@@ -78,8 +78,12 @@ template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(
             wait_for_previous();
             // Their own queries come last where they are not those of the cache.
             const size_t query_row = (block.query_block(heads, has_precise_queries(p.k_kind, true)) + head)*ROWS;
-            keys_of::fill(b, (const signed char (*)[ROWS][D]) (p.query_planes + query_row*2*D), g, t);
-            sums.begin(p, p.query_scale + query_row, level_unit(KIND, D), t);
+            typename keys_of::loaded_queries loaded;
+            loaded.load((const signed char (*)[ROWS][D]) (p.query_planes + query_row*2*D), g, t);
+            keys_of::fill(b, loaded, g);
+            float scale_of_row[2*QB];
+            sums_of::load_scales(scale_of_row, p.query_scale + query_row, t);
+            sums.begin(p, scale_of_row, level_unit(KIND, D));
         }
         keys_of k;
         values_of v;

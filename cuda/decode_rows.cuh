@@ -143,9 +143,13 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     }
 
     typename keys_of::queries b;
-    keys_of::fill(b, m.planes, g, t);
+    typename keys_of::loaded_queries loaded;
+    loaded.load(m.planes, g, t);
+    keys_of::fill(b, loaded, g);
     decode_sums<K, V, D, QB, 1> sums;
-    sums.begin(p, m.query_scale, level_unit(K, D), t);
+    float scale_of_row[2*QB];
+    sums.load_scales(scale_of_row, m.query_scale, t);
+    sums.begin(p, scale_of_row, level_unit(K, D));
     uint mask_at[QB][2];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {

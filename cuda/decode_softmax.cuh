@@ -30,18 +30,26 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
         return i/2*4 + t % 2*2 + i % 2;
     }
 
+    // Of those of all rows.
+    static __device__ __forceinline__ void load_scales(float (&res)[2*QB], const float * query_scale, uint t) {
+#pragma unroll
+        for (uint i = 0; i < 2*QB; ++i) {
+            res[i] = query_scale[row_of(i, t)];
+        }
+    }
+
     // What scores of delta are in units of: products with I-frames, too.
     static __device__ __forceinline__ float score_unit(const attn_params & p) {
         return p.args.softcap != 0.0f ? 1.0f : p.args.scale*LOG2_E;
     }
 
-    // What products are multiplied by: `query_scale` of a row, and `unit`.
-    __device__ __forceinline__ void begin(const attn_params & p, const float * query_scale, float unit, uint t) {
+    // What products are multiplied by: the scales of the lane's query rows, and `unit`.
+    __device__ __forceinline__ void begin(const attn_params & p, const float (&query_scale)[2*QB], float unit) {
         softcap = p.args.softcap != 0.0f;
         alibi = p.alibi;
 #pragma unroll
         for (uint i = 0; i < 2*QB; ++i) {
-            factor[i/2][i % 2] = query_scale[row_of(i, t)]*unit*score_unit(p);
+            factor[i/2][i % 2] = query_scale[i]*unit*score_unit(p);
             ref[i/2][i % 2] = HIDDEN;
             weight[i/2][i % 2] = 0.0f;
         }

@@ -240,11 +240,10 @@ double writing(ggml_backend_t backend, ggml_type type, int64_t width, int tokens
     return timed(backend, graph, nodes, 4);
 }
 
-}  // namespace
+const char * const WRITING = "writing a layer of 8 x 128";
 
-void bench(ggml_backend_t backend, const BenchOptions & options) {
-    printf("device: %s\nms of one op; decode of one token; x: times as fast as f16\n", ggml_backend_dev_description(ggml_backend_get_device(backend)));
-    printf("writing a layer of 8 x 128:\n");
+void all_writing(ggml_backend_t backend) {
+    printf("%s:\n", WRITING);
     for (const char * type : { "f16", "q4_0", "srft4", "srft8", "srft3", "delta4", "delta3", "band4", "band3", "polar4", "turbo4", "qjl1" }) {
         printf("  %-8s", type);
         for (int tokens : { 1, 16, 512 }) {
@@ -252,6 +251,16 @@ void bench(ggml_backend_t backend, const BenchOptions & options) {
         }
         printf("\n");
         fflush(stdout);
+    }
+}
+
+}  // namespace
+
+void bench(ggml_backend_t backend, const BenchOptions & options) {
+    printf("device: %s\nms of one op; decode of one token; x: times as fast as f16\n", ggml_backend_dev_description(ggml_backend_get_device(backend)));
+    const auto wanted = [&](const std::string & name) { return name.find(options.only) != std::string::npos; };
+    if (wanted(WRITING)) {
+        all_writing(backend);
     }
     std::vector<std::string> pairs = { "f16/f16", "q8_0/q8_0", "q4_0/q4_0" };
     pairs.insert(pairs.end(), options.pairs.begin(), options.pairs.end());
@@ -272,6 +281,9 @@ void bench(ggml_backend_t backend, const BenchOptions & options) {
     rows.push_back({ "decode, 8 streams", { 128, 32, 8, 32768,  1,   8 } });
     rows.push_back({ "prefill of 512",    { 128, 32, 8, 32768,  512, 1 } });
     for (const Row & row : rows) {
+        if (!wanted(row.name)) {
+            continue;
+        }
         printf("%s, %lld cells:\n", row.name, (long long) row.shape.cells);
         double of_f16 = NAN;
         for (const std::string & pair : pairs) {

@@ -9,6 +9,7 @@
 struct BenchOptions {
     std::vector<int64_t>     cells;
     std::vector<std::string> pairs;  // "srft4/srft4"
+    std::string              only;       // what has this in its name; all if empty
     int                      window = 0; // every shape once more with precise rows of so many recent cells
 };
 

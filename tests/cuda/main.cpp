@@ -43,6 +43,7 @@ int main(int argc, char ** argv) {
         } },
         { "--pairs", "K/V,…",  [&](const char * list) { options.pairs = split(list); } },
         { "--window", "N",     [&](const char * n) { options.window = atoi(n); } },
+        { "--only",   "TEXT",  [&](const char * text) { options.only = text; } },
     });
     ggml_log_set(print_errors, nullptr);
     ggml_backend_load_all();
