@@ -143,7 +143,8 @@ class Observer {
         const bool writes  = t->op == GGML_OP_SET_ROWS && layer_of(t) >= 0;
         const bool attends = is_attention(t, q, k);
         if (ask) {
-            return writes || attends;
+            // keys are read before they are stored: without a stop behind RoPE, CUDA would write its result to the cache alone
+            return writes || attends || t->op == GGML_OP_ROPE;
         }
         try {
             if (writes) {

@@ -69,6 +69,11 @@ double divergence(const std::vector<float> & a, const std::vector<float> & b) {
     return a.size() == b.size() ? mean(kl_divergences(a, b, N_VOCAB)) : INFINITY;
 }
 
+// ggml's own attention on CUDA has no kernel for capped scores of heads of 64, and aborts.
+bool aborts(const std::string & type_k, const Shape & shape) {
+    return gpu_layers > 0 && &shape == &WINDOWED && (type_k == "f32" || type_k == "f16" || type_k == "q8_0");
+}
+
 void test_scores() {
     const std::pair<const char *, double> types[] = { { "f32", 1e-5 }, { "f16", 1e-5 }, { "srft8", 0.002 }, { "q8_0", 0.003 }, { "delta4", 0.2 } };
     for (const Shape * shape : { &HEADS_OF_64, &HEADS_OF_128, &HEADS_OF_80, &WINDOWED, &BIASED }) {
@@ -77,7 +82,7 @@ void test_scores() {
             // large keys lose more to their rounding when they are turned at random
             const double most = shape == &BIASED ? 10*bound : bound;
             const Pair plain = { type, "f16" }, calibrated = { std::string(type) + ",cal=" + file, "f16" };
-            if (!serves(plain, *shape) || !begin_case(std::string("calibrated keys of ") + shape->name + ", " + type)) {
+            if (!serves(plain, *shape) || aborts(type, *shape) || !begin_case(std::string("calibrated keys of ") + shape->name + ", " + type)) {
                 continue;
             }
             for (const bool unified : { true, false }) {
@@ -112,6 +117,9 @@ void test_scores() {
 void test_values() {
     const std::pair<const char *, double> types[] = { { "srft8", 0.002 }, { "srft4", 0.1 } };
     for (const Shape * shape : { &HEADS_OF_64, &HEADS_OF_128, &HEADS_OF_80, &WINDOWED, &BIASED }) {
+        if (aborts("f16", *shape)) {
+            continue;
+        }
         // the model's values are smaller than that: a center that is not given back, or to another head, shows
         const std::string file = write_calibration(*shape, (std::string(shape->name) + "-values").c_str(), 4, 0, 0, 1.0f);
         for (const auto & [type, bound] : types) {
@@ -346,6 +354,9 @@ void test_program() {
         return;
     }
     for (const Shape * shape : { &HEADS_OF_64, &HEADS_OF_80, &WINDOWED, &BIASED }) {
+        if (aborts("f16", *shape)) {
+            continue;
+        }
         model_of(*shape);
         const std::string words = folder() + "/words.txt", file = folder() + "/" + shape->name + ".made.gguf";
         {
