@@ -43,7 +43,7 @@ fn targets(parts: &[Part]) -> Vec<&'static str> {
         let own: &[&'static str] = match part {
             Part::Ops => &[ops::PROGRAM],
             Part::Archs => &[archs::PROGRAM],
-            Part::Model => &[model::HISTORY],
+            Part::Model => &[model::HISTORY, model::STEPS],
             Part::Metal if !cfg!(target_os = "macos") => &[metal::PROGRAM],
             Part::Life => &life::TARGETS,
             _ => &[],
@@ -89,7 +89,8 @@ mod tests {
     #[test]
     fn every_target_once() {
         let all = targets(Part::value_variants());
-        for name in build_tree::TOOLS.iter().chain(&[ops::PROGRAM, archs::PROGRAM, "kv-history", life::PROGRAM]) {
+        let programs = [ops::PROGRAM, archs::PROGRAM, model::HISTORY, model::STEPS, life::PROGRAM];
+        for name in build_tree::TOOLS.iter().chain(&programs) {
             assert_eq!(all.iter().filter(|t| *t == name).count(), 1, "{name}");
         }
         assert!(targets(&[Part::Rust, Part::Neon, Part::Cuda]).is_empty());

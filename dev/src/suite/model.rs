@@ -24,6 +24,7 @@ pub const TEXT: &str = "1, 2, 3, 4, 5, 6, 7, 8,";
 const LIMIT: Duration = Duration::from_secs(180);
 
 pub const HISTORY: &str = "kv-history";
+pub const STEPS: &str = "kv-steps";
 
 /// Two spin while they wait for each other, which takes minutes beside another part. What threads share out has checks of its own
 /// with [`TWO_THREADS`].
@@ -97,8 +98,39 @@ pub fn run(options: &Options, tally: &mut Tally) -> Result<()> {
         });
     }
     tasks::run(options, &bench.bin, &bench.model, tally);
+    steps(&bench, tally)?;
     history(options, &bench, tally)?;
     quality(options, &bench, tally)
+}
+
+/// The program that docs/measuring.md has for single steps. What they take is for a quiet machine.
+fn steps(bench: &Bench, tally: &mut Tally) -> Result<()> {
+    let program = build_tree::build(&build_tree::Options::default(), &[STEPS.into()])?.join(STEPS);
+    let run = |pairs: &[&str]| {
+        let mut c = Command::new(&program);
+        c.arg("-m").arg(&bench.model).args(["--depth", "70", "--tokens", "2", "--rounds", "3"]).args(ONE_THREAD);
+        pairs.iter().for_each(|pair| drop(c.args(["--pair", pair])));
+        process::run(&mut c, Some(LIMIT))
+    };
+    tally.check("kv-steps has a line for each pair, and the first beside itself", || {
+        let pairs = ["f16/f16", "delta4/srft4", "srft4,recent=0/q8_0"];
+        let done = run(&pairs)?;
+        ensure!(done.status.success(), "{}\n{}", done.status, process::tail(&done.text(), 20));
+        for pair in pairs {
+            let line = done.stdout.lines().find(|line| line.split_whitespace().next() == Some(pair));
+            let words: Vec<_> = line.unwrap_or_default().split_whitespace().collect();
+            let numbers: Vec<f64> = words.iter().filter_map(|word| word.parse().ok()).collect();
+            ensure!(numbers.len() == 6 && numbers.iter().all(|x| *x > 0.0), "{pair}: {words:?}");
+            ensure!(pair != pairs[0] || numbers.iter().skip(1).step_by(2).all(|x| *x == 1.0), "{words:?}");
+        }
+        Ok(())
+    });
+    tally.check("kv-steps refuses a pair without a V", || {
+        let done = run(&["srft4"])?;
+        ensure!(!done.status.success() && done.text().contains("srft4 is not a pair K/V"), "{}", done.text());
+        Ok(())
+    });
+    Ok(())
 }
 
 /// Keys that are coded by their neighbours lose no more in a cache with a history than in a fresh one. Without precise rows of recent
