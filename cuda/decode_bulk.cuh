@@ -328,7 +328,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     // The n-th tile of a team, among those that are read.
     const auto tile_at = [&](uint team, uint n) { return (n/UNIT*teams + team)*UNIT + n % UNIT; };
 
-    // The mask and rows that are being written are asked for before any tile, behind which they would wait for microseconds.
+    // The first of the mask and rows that are being written are asked for before any tile, behind which they would wait for microseconds.
     written_row written(p, lane);
     const auto column = [&](uint i) { return column_at(p.columns, p.columns_nb, i, block.kv_stream); };
     const long long first_column = RECENT && threadIdx.x < p.column_count ? column(threadIdx.x) : -1;
@@ -482,7 +482,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     float scale_of_row[2*QB];
     sums_of::load_scales(scale_of_row, query_scale + head*ROWS, t);
     ask_tiles(first_asked, 2*teams*depth);
-    if (DELTA) {
+    if constexpr (DELTA) {
         uint n = 0;
         for (uint i = 4*threadIdx.x; i < query_count; i += 4*threads, ++n) {
             if (n >= 2) {
@@ -580,7 +580,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
             }
             if (DELTA) {
                 if (group.is_whole()) {
-                    group.make_base(sums.score_unit(p), t); // in both ways, each of which has other work while lanes wait for each other
+                    group.make_base(sums.score_unit(p), t); // in both branches, each of which has other work while lanes wait for each other
 #pragma unroll
                     for (uint i = 0; i < UNIT; ++i) {
                         group.template follow_whole<TILE_STEPS>(whole, lane, s[i]);

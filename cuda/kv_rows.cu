@@ -12,7 +12,7 @@
 namespace kv {
 namespace {
 
-// Warps of the rows of a tensor; beyond these a warp takes several heads. More blocks than are there at once get in each other's way, and
+// Warps of the rows of one tensor; beyond these a warp takes several heads. More blocks than are there at once get in each other's way, and
 // so do those of the next launch: it begins early behind a few alone.
 constexpr uint MOST_WARPS = 4096, FEW_WARPS = 2048;
 

@@ -320,7 +320,7 @@ template <uint SIZE> struct band_word {
             row[lane] = codes[SIZE + lane];
         }
         if (number == SIZE/KV_BAND) {
-            return; // there are less words
+            return; // there are fewer words
         }
         const uint * const four = (const uint *) (codes + number*KV_BAND);
         uint word = 0;
@@ -338,7 +338,7 @@ template <uint SIZE> struct band_word {
         store(row + (place < band.low ? band.codes + 4*place : band.high), word);
     }
 
-    // Rows begin at multiples of four bytes, and codes behind the scales.
+    // Codes begin at a multiple of four bytes, but for heads of 64, two bytes behind one.
     static __device__ __forceinline__ void store(uint8_t * to, uint word) {
         if constexpr (SIZE/KV_BAND % 4 == 0) {
             *(uint *) to = word;

@@ -5,6 +5,7 @@
 // and asks nobody, so all that supports_op looks at is looked at again when an op is computed. What is refused then is
 // logged and left out.
 
+#include "ggml-ext-center.h"
 #include "ggml-ext-seam.h"
 
 #include "ggml-backend-impl.h"
@@ -60,10 +61,12 @@ template <int... I> std::array<ggml_type_traits_cpu, N_TYPES> traits_of_all(std:
 // ggml_nbytes, which counts modulo 2^64: 0 where there are more bytes, or none.
 size_t bytes_of(const ggml_tensor * t) {
     const int64_t block = ggml_blck_size(t->type);
-    const size_t  most  = SIZE_MAX/8;
+    // Products of such numbers are below the most, and need no division, which takes 40 cycles on some CPUs: this is asked 50 times for a layer.
+    const size_t  most = SIZE_MAX/8, small = (size_t) 1 << 30;
     bool fits = block > 0;
     for (int i = 0; i < GGML_MAX_DIMS; i++) {
-        fits = fits && t->ne[i] > 0 && (t->nb[i] == 0 || (size_t) t->ne[i] <= most/t->nb[i]);
+        const size_t n = (size_t) t->ne[i], step = t->nb[i];
+        fits = fits && t->ne[i] > 0 && ((n | step) < small || step == 0 || n <= most/step);
     }
     if (!fits) {
         return 0;
@@ -362,17 +365,7 @@ int attend_and_add(const ggml_cgraph * graph, int node, const ggml_compute_param
         at++;
     }
     const ggml_tensor * add = at < graph->n_nodes ? graph->nodes[at] : op;
-    const bool in_place = ggml_ext_is_uncentering(add) && (add->flags & GGML_TENSOR_FLAG_COMPUTE) && add->src[0] && add->src[0]->view_src == op && add->src[1] &&
-                          add->src[0]->data == op->data && add->data == op->data && ggml_nelements(add) == ggml_nelements(op) &&
-                          ggml_is_contiguous(add->src[0]) && ggml_is_contiguous(add) && ggml_is_contiguous(op);
-    if (!in_place) {
-        return 0;
-    }
-    // query heads of a KV head in a row, and one center for them
-    const ggml_tensor * center = add->src[1], * sum = add->src[0];
-    const int64_t size = op->ne[0], heads = op->src[1]->ne[2];
-    if (center->type != GGML_TYPE_F32 || !ggml_is_contiguous(center) || center->ne[0] != size || center->ne[1] != 1 || center->ne[2] != heads || center->ne[3] != 1 ||
-        sum->ne[0] != size || sum->ne[1]*heads != op->ne[1] || sum->ne[2] != heads) {
+    if (!ggml_ext_adds_center(add, op)) {
         return 0;
     }
     say_unless(attend(params, attention(op, add)), op);

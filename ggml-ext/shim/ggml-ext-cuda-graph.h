@@ -1,8 +1,8 @@
-// Which ops of a graph fewer launches stand for: what a layer writes for a token, the attention over it, and between them the ops of a
+// Ops of a graph that are done by fewer launches: what a layer writes for a token, the attention over it, and between them the ops of a
 // calibrated cache (ggml-ext-calibrated.h). In the order of the graph, views left out:
 //
 //     SET_ROWS of K, and of its precise rows
-//     SUB: values without their center          the rows of V are written without it
+//     SUB: values without their center          rows of V are written from the values, less their center
 //     SET_ROWS of V, and of its precise rows
 //     MUL_MAT: queries for calibrated keys      computed before all of these
 //     FLASH_ATTN_EXT
@@ -11,6 +11,7 @@
 // What an op that is left out would have made is not there, so nothing else may need it.
 #pragma once
 
+#include "ggml-ext-center.h"
 #include "ggml-ext-cuda-args.h"
 
 #include "ggml-impl.h"
@@ -29,9 +30,12 @@ inline int node_behind(const ggml_cgraph * graph, int node) {
     return node;
 }
 
-// Do nodes up to `last` alone need what `node` makes, themselves or by a view of it?
-inline bool is_needed_until(const ggml_cgraph * graph, int node, int last) {
+// Do nodes up to `last` alone need what `node` makes, themselves or by a view of it? Not known of an op in place, whose views are its source's.
+inline bool is_needed_only_until(const ggml_cgraph * graph, int node, int last) {
     const ggml_tensor * made = graph->nodes[node];
+    if (made->view_src) {
+        return false;
+    }
     int uses = 0;
     for (int i = node; i <= last; ++i) {
         const ggml_tensor * t = graph->nodes[i];
@@ -69,7 +73,7 @@ struct writes_of_graph {
             }
             last = i;
         }
-        if (last > centering && centering >= 0 && !is_needed_until(graph, centering, last)) {
+        if (last > centering && centering >= 0 && !is_needed_only_until(graph, centering, last)) {
             writes.count = before;
             last         = last_before;
         }
@@ -129,29 +133,16 @@ struct attention_of_graph {
         }
         const ggml_tensor * node = at < graph->n_nodes ? graph->nodes[at] : nullptr;
         if (!node || node->op != GGML_OP_FLASH_ATTN_EXT || !ggml_ext_concerns(node) || !is_computed(node) ||
-            (product && (node->src[0]->view_src != product || !is_needed_until(graph, first, at)))) {
+            (product && (node->src[0]->view_src != product || !is_needed_only_until(graph, first, at)))) {
             return;
         }
         op   = node;
         last = at;
         const int behind = node_behind(graph, at);
-        if (behind < graph->n_nodes && adds_center(graph->nodes[behind])) {
+        if (behind < graph->n_nodes && ggml_ext_adds_center(graph->nodes[behind], op)) {
             center = (const float *) graph->nodes[behind]->src[1]->data;
             last   = behind;
         }
-    }
-
-  private:
-    // In place; query heads of a KV head in a row, and one center for them.
-    bool adds_center(const ggml_tensor * add) const {
-        if (!ggml_ext_is_uncentering(add) || !is_computed(add)) {
-            return false;
-        }
-        const ggml_tensor * sum = add->src[0], * of = add->src[1];
-        const int64_t size = op->ne[0], heads = op->src[1]->ne[2];
-        return sum->view_src == op && sum->data == op->data && add->data == op->data && ggml_nelements(add) == ggml_nelements(op) && ggml_is_contiguous(sum) &&
-               ggml_is_contiguous(add) && ggml_is_contiguous(op) && of->type == GGML_TYPE_F32 && ggml_is_contiguous(of) && of->ne[0] == size && of->ne[1] == 1 &&
-               of->ne[2] == heads && of->ne[3] == 1 && sum->ne[0] == size && sum->ne[1]*heads == op->ne[1] && sum->ne[2] == heads;
     }
 };
 

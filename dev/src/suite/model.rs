@@ -109,7 +109,7 @@ fn steps(bench: &Bench, tally: &mut Tally) -> Result<()> {
     let run = |pairs: &[&str]| {
         let mut c = Command::new(&program);
         c.arg("-m").arg(&bench.model).args(["--depth", "70", "--tokens", "2", "--rounds", "3"]).args(ONE_THREAD);
-        pairs.iter().for_each(|pair| drop(c.args(["--pair", pair])));
+        c.args(pairs.iter().flat_map(|pair| ["--pair", pair]));
         process::run(&mut c, Some(LIMIT))
     };
     tally.check("kv-steps has a line for each pair, and the first beside itself", || {

@@ -23,7 +23,8 @@ namespace {
 
 using namespace ggml_ext_gpu;
 
-bool hopper = false;
+bool    hopper = false;
+int64_t fused_ops = 0;
 
 constexpr kv_cuda_device HOPPER = { 900, 6, 227*1024 };
 constexpr kv_cuda_device DEVICE = { 800, 6, 163*1024 }; // few multiprocessors: cells are split, and blocks are not many
@@ -42,6 +43,7 @@ cudaError_t attend(const ggml_cgraph * graph, int & node) {
         return cudaErrorNotSupported;
     }
     attention.center = found.center;
+    fused_ops += found.center ? 2 : 0;
     node = found.last;
     return kv_cuda_attend(attention, plan, {}, scratch_of(plan.scratch_bytes).data(), nullptr);
 }
@@ -51,6 +53,9 @@ cudaError_t compute_rows_from(const ggml_cgraph * graph, int & node) {
     if (graph->nodes[node]->op == GGML_OP_SET_ROWS) {
         const writes_of_graph found(graph, node);
         if (found.writes.count > 1) {
+            for (; node <= found.last; node = node_behind(graph, node)) {
+                ++fused_ops;
+            }
             node = found.last;
             return kv_cuda_set_rows(found.writes, nullptr);
         }
@@ -127,6 +132,10 @@ ggml_backend_t emulated_backend() {
     backend.iface.graph_compute  = compute_graph;
     backend.device               = &device;
     return &backend;
+}
+
+int64_t emulated_fused() {
+    return fused_ops;
 }
 
 void emulate_hopper(bool yes) {

@@ -3,6 +3,10 @@
 
 #include "ggml-backend.h"
 
+#include <cstdint>
+
 ggml_backend_t emulated_backend();
+// How many ops so far were done together with others.
+int64_t emulated_fused();
 // From now on as on Hopper: the cache is expanded, and attended to by its kernel where that serves the op.
 void emulate_hopper(bool yes);

@@ -110,6 +110,14 @@ void prompts() {
     emulate_hopper(false);
 }
 
+// Rows together, and an attention with its centers; queries are multiplied by the CPU.
+void calibrated_steps() {
+    for (const int order : { MSL_FORWARD, MSL_REVERSE, MSL_RANDOM }) {
+        cuda_emulated::set_order(order, 1);
+        run_calibrated_steps(emulated_backend(), emulated_fused, quick ? 3 : 20, /*alone =*/ 1);
+    }
+}
+
 }  // namespace
 
 int main(int argc, char ** argv) {
@@ -119,7 +127,7 @@ int main(int argc, char ** argv) {
     rows_of_all();
     test_writes(rows_after_emulated, quick ? std::vector<int>{ 64 } : std::vector<int>{ 128, 64, 256 });
     attention_of_all();
-    run_calibrated_steps(emulated_backend(), {}, quick ? 3 : 20);
+    calibrated_steps();
     prompts();
     return end_program();
 }
