@@ -326,7 +326,8 @@ inline ggml_tensor * ggml_ext_calibrated_values(ggml_context * ctx, ggml_tensor 
     ggml_tensor * center = v->src[4];
     const int64_t size = center->ne[0], heads = center->ne[1], group = attention->ne[1]/heads;
     ggml_tensor * res = ggml_reshape_4d(ctx, attention, size, group, heads, attention->ne[2]*attention->ne[3]);
-    res = ggml_add(ctx, res, ggml_reshape_3d(ctx, center, size, 1, heads));
+    // in place, or backends cannot leave it to the attention: the allocator seldom finds that out by itself
+    res = ggml_add_inplace(ctx, res, ggml_reshape_3d(ctx, center, size, 1, heads));
     ggml_ext_mark_center(res);
     return ggml_reshape_4d(ctx, res, size, attention->ne[1], attention->ne[2], attention->ne[3]);
 }

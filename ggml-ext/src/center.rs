@@ -37,7 +37,7 @@ fn check(x: &Tensor, center: &Tensor, dst: &Tensor) -> Result<(), String> {
 /// # Safety
 /// Memory is as described.
 pub unsafe fn subtract(x: &Tensor, center: &Tensor, dst: &Tensor, ith: usize, nth: usize) -> Result<(), String> {
-    if dst.touched() == Some(0) {
+    if dst.is_empty() {
         return check_center(x, center, dst);
     }
     if let Err(reason) = check(x, center, dst) {

@@ -61,7 +61,7 @@ fn check(m: &Tensor, x: &Tensor, dst: &Tensor) -> Result<(), String> {
 /// # Safety
 /// Memory is as described.
 pub unsafe fn multiply(m: &Tensor, x: &Tensor, dst: &Tensor, ith: usize, nth: usize) -> Result<(), String> {
-    if dst.touched() == Some(0) {
+    if dst.is_empty() {
         return check_product(m, x, dst);
     }
     if let Err(reason) = check(m, x, dst) {
@@ -134,24 +134,25 @@ impl Product<'_> {
         let mut x = [MaybeUninit::<f32>::uninit(); FEW * MAX_HEAD];
         let mut out = [0.0f32; FEW * MATRIX_ROWS];
         let x = x.as_mut_ptr().cast::<f32>();
+        let mut to = [std::ptr::null_mut::<f32>(); FEW]; // rows of the result
         let mut loaded = None;
         for part in parts {
             let (matrix, first) = (part / (size / MATRIX_ROWS), part % (size / MATRIX_ROWS) * MATRIX_ROWS);
             // SAFETY: MATRIX_ROWS rows of a matrix and all of x, which buffers have room for; kernels run on the CPU they were chosen for.
             unsafe {
                 if loaded != Some(matrix) {
-                    for r in 0..rows {
+                    // Where rows are takes divisions: once for a matrix.
+                    for (r, to) in to[..rows].iter_mut().enumerate() {
                         let [i1, i2, i3] = self.row(matrix, r);
                         std::ptr::copy_nonoverlapping(self.x.row(i1, i2, i3).cast(), x.add(r * size), size);
+                        *to = self.dst.row(i1, i2, i3).cast();
                     }
                     loaded = Some(matrix);
                 }
                 let from = self.m.row(first, matrix, 0);
                 (self.kernels.dot_halves)(from, self.m.nb[1], size, x, rows, out.as_mut_ptr());
-                for r in 0..rows {
-                    let [i1, i2, i3] = self.row(matrix, r);
-                    let to = self.dst.row(i1, i2, i3).cast::<f32>().add(first);
-                    std::ptr::copy_nonoverlapping(out.as_ptr().add(r * MATRIX_ROWS), to, MATRIX_ROWS);
+                for (r, to) in to[..rows].iter().enumerate() {
+                    std::ptr::copy_nonoverlapping(out.as_ptr().add(r * MATRIX_ROWS), to.add(first), MATRIX_ROWS);
                 }
             }
         }

@@ -94,6 +94,11 @@ impl Tensor {
         (0..4).try_fold(1usize, |n, d| n.checked_mul(self.n(d)))
     }
 
+    /// Has it no values?
+    pub fn is_empty(&self) -> bool {
+        self.ne.iter().any(|&n| n <= 0)
+    }
+
     /// Is it a view of another tensor?
     pub fn is_view(&self) -> bool {
         self.view.rows != 0 || self.view.bytes != 0 || self.view.offset != 0
@@ -115,7 +120,7 @@ impl Tensor {
     /// Bytes from `data` to the end of the last one that an op may touch; None where no memory is so large, or the type is
     /// not known.
     pub fn touched(&self) -> Option<usize> {
-        if self.ne.iter().any(|&n| n <= 0) {
+        if self.is_empty() {
             return Some(0);
         }
         let Some((bytes, n)) = self.units() else {
@@ -176,7 +181,7 @@ impl Tensor {
 
     /// Of a tensor that was checked: is its memory there?
     pub fn check_there(&self, name: &str) -> Result<(), String> {
-        if self.touched() == Some(0) {
+        if self.is_empty() {
             return Ok(());
         }
         if self.data.is_null() {
@@ -190,23 +195,24 @@ impl Tensor {
 
     /// Has every value a place of its own? Threads write to different ones, and a few bytes cannot pass for many cells.
     pub fn check_apart(&self, name: &str) -> Result<(), String> {
-        let steps =
-            |n: usize| [(self.nb[0], n), (self.nb[1], self.n(1)), (self.nb[2], self.n(2)), (self.nb[3], self.n(3))];
-        let (mut end, mut steps) = match (self.units(), self.touched()) {
-            (Some((bytes, n)), _) => (bytes, steps(n)),
-            // A row of a foreign type is what is left of the whole.
-            (None, Some(all)) => {
-                let steps = steps(1);
-                let rest = steps[1..]
-                    .iter()
-                    .fold(0usize, |sum, &(nb, n)| sum.saturating_add((n.saturating_sub(1)).saturating_mul(nb)));
-                (all.saturating_sub(rest), steps)
-            }
-            (None, None) => return Ok(()),
-        };
-        if self.touched() == Some(0) {
+        if self.is_empty() {
             return Ok(());
         }
+        let steps =
+            |n: usize| [(self.nb[0], n), (self.nb[1], self.n(1)), (self.nb[2], self.n(2)), (self.nb[3], self.n(3))];
+        let (mut end, mut steps) = if let Some((bytes, n)) = self.units() {
+            (bytes, steps(n))
+        } else {
+            // A row of a foreign type is what is left of the whole.
+            let Some(all) = self.touched() else {
+                return Ok(());
+            };
+            let steps = steps(1);
+            let rest = steps[1..]
+                .iter()
+                .fold(0usize, |sum, &(nb, n)| sum.saturating_add((n.saturating_sub(1)).saturating_mul(nb)));
+            (all.saturating_sub(rest), steps)
+        };
         steps.sort_unstable();
         for (nb, n) in steps.into_iter().filter(|s| s.1 > 1) {
             if nb < end {
@@ -235,7 +241,7 @@ impl Tensor {
     /// # Safety
     /// The memory is as described, and nobody else uses it.
     pub unsafe fn fill_nan(&self) {
-        if self.check_result("").is_err() || self.check_data("").is_err() || self.touched() == Some(0) {
+        if self.check_result("").is_err() || self.check_data("").is_err() || self.is_empty() {
             return;
         }
         for (i3, i2, i1) in

@@ -37,7 +37,7 @@ pub fn check_mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor) -> Result<KvSide, Str
 /// # Safety
 /// Memory is as described.
 pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usize) -> Result<(), String> {
-    if dst.touched() == Some(0) {
+    if dst.is_empty() {
         return check_mul_mat(k, q, dst).map(drop);
     }
     let check = || {
