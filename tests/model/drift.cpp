@@ -7,15 +7,11 @@
 // first `keep` tokens stay, half of the others go. Prints a line for each pair and each bucket of 1024 tokens.
 
 #include "../harness/harness.h"
-#include "../harness/tokens.h"
-
-#include "ggml-backend.h"
+#include "tool.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -40,32 +36,6 @@ struct Runner {
     Context             ctx;
     std::vector<Bucket> buckets;
 };
-
-[[noreturn]] void fail(const std::string & why) {
-    fprintf(stderr, "error: %s\n", why.c_str());
-    exit(1);
-}
-
-Context new_context(const Options & o, llama_model * model, const std::string & pair, int ubatch) {
-    const size_t slash = pair.rfind('/');
-    if (slash == std::string::npos) {
-        fail(pair + " is not a pair K/V");
-    }
-    llama_context_params p = llama_context_default_params();
-    p.n_ctx           = o.cells;
-    p.n_batch         = o.batch;
-    p.n_ubatch        = ubatch;
-    p.n_threads       = o.threads;
-    p.n_threads_batch = o.threads;
-    p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    p.type_k          = cache_type(pair.substr(0, slash));
-    p.type_v          = cache_type(pair.substr(slash + 1));
-    llama_context * ctx = llama_init_from_model(model, p);
-    if (!ctx) {
-        fail("no context could be made with " + pair);
-    }
-    return Context(ctx, llama_free);
-}
 
 void shift(llama_context * ctx, int keep, int discard, int n_past) {
     llama_memory_t memory = llama_get_memory(ctx);
@@ -94,19 +64,6 @@ void add(Runner & runner, int bucket, const std::vector<float> & want, const std
     }
 }
 
-std::vector<llama_token> read_tokens(const Options & o, const llama_model * model) {
-    std::stringstream text;
-    text << std::ifstream(o.text).rdbuf();
-    const std::string raw = text.str();
-    std::vector<llama_token> tokens(raw.size() + 8);
-    const int n = llama_tokenize(llama_model_get_vocab(model), raw.data(), (int32_t) raw.size(), tokens.data(), (int32_t) tokens.size(), true, false);
-    if (n < o.n) {
-        fail(o.text + " has " + std::to_string(n) + " tokens, " + std::to_string(o.n) + " are needed");
-    }
-    tokens.resize(o.n);
-    return tokens;
-}
-
 Options read(int argc, char ** argv) {
     Options o;
     read_options(argc, argv, {
@@ -130,23 +87,16 @@ Options read(int argc, char ** argv) {
 
 int main(int argc, char ** argv) {
     const Options o = read(argc, argv);
-    llama_log_set(print_errors, nullptr);
-    llama_backend_init();
-    ggml_backend_load_all();
-    llama_model_params params = llama_model_default_params();
-    params.n_gpu_layers = o.gpu_layers;
-    llama_model * model = llama_model_load_from_file(o.model.c_str(), params);
-    if (!model) {
-        fail("the model cannot be read: " + o.model);
-    }
-    const std::vector<llama_token> text = read_tokens(o, model);
-    const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    const Model model = read_model(o.model, o.gpu_layers);
+    const std::vector<llama_token> text = read_tokens(o.text, model.get(), o.n);
+    const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model.get()));
 
-    const Context base = new_context(o, model, "f16/f16", o.batch);
+    const ContextSize size = { o.cells, o.batch, o.batch, o.threads };
+    const Context base = new_context(model.get(), "f16/f16", size);
     std::vector<Runner> runners;
-    runners.push_back({ "noise", new_context(o, model, "f16/f16", o.batch/4), {} });
+    runners.push_back({ "noise", new_context(model.get(), "f16/f16", { o.cells, o.batch, o.batch/4, o.threads }), {} });
     for (const std::string & pair : o.pairs) {
-        runners.push_back({ pair, new_context(o, model, pair, o.batch), {} });
+        runners.push_back({ pair, new_context(model.get(), pair, size), {} });
     }
 
     int n_past = 0, shifts = 0;
@@ -191,6 +141,5 @@ int main(int argc, char ** argv) {
                    b.klds[b.klds.size()/2], b.same_top);
         }
     }
-    runners.clear();
     return 0;
 }

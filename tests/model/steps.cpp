@@ -9,7 +9,7 @@
 
 #include "../harness/harness.h"
 #include "../harness/random.h"
-#include "../harness/tokens.h"
+#include "tool.h"
 
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -18,7 +18,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,11 +34,6 @@ struct Runner {
     Context             ctx;
     std::vector<double> ms;
 };
-
-[[noreturn]] void fail(const std::string & why) {
-    fprintf(stderr, "error: %s\n", why.c_str());
-    exit(1);
-}
 
 // One for all contexts: those of their own would go on polling while another context works.
 class Threads {
@@ -63,28 +57,6 @@ class Threads {
     decltype(&ggml_threadpool_free) free_ = nullptr;
     ggml_threadpool_t               pool_ = nullptr;
 };
-
-Context new_context(const Options & o, llama_model * model, const std::string & pair, const Threads & threads) {
-    const size_t slash = pair.rfind('/');
-    if (slash == std::string::npos) {
-        fail(pair + " is not a pair K/V");
-    }
-    llama_context_params p = llama_context_default_params();
-    p.n_ctx           = o.depth + o.tokens + 64;
-    p.n_batch         = std::max(512, o.tokens);
-    p.n_ubatch        = p.n_batch;
-    p.n_threads       = o.threads;
-    p.n_threads_batch = o.threads;
-    p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    p.type_k          = cache_type(pair.substr(0, slash));
-    p.type_v          = cache_type(pair.substr(slash + 1));
-    llama_context * ctx = llama_init_from_model(model, p);
-    if (!ctx) {
-        fail("no context could be made with " + pair);
-    }
-    llama_attach_threadpool(ctx, threads.pool(), threads.pool());
-    return Context(ctx, llama_free);
-}
 
 // Milliseconds; the last token wants its logits, as in a chat.
 double decode_at(llama_context * ctx, std::vector<llama_token> & tokens, int first, int count) {
@@ -120,20 +92,13 @@ int main(int argc, char ** argv) {
     if (o.pairs.empty() || o.depth < 0 || o.tokens < 1 || o.rounds < 1 || o.threads < 1) {
         fail("wanted one --pair or more, --depth of at least 0, and --tokens, --rounds and -t of at least 1");
     }
-    llama_log_set(print_errors, nullptr);
-    llama_backend_init();
-    ggml_backend_load_all();
-    llama_model_params params = llama_model_default_params();
-    params.n_gpu_layers = o.gpu_layers;
-    const std::unique_ptr<llama_model, decltype(&llama_model_free)> model(llama_model_load_from_file(o.model.c_str(), params), llama_model_free);
-    if (!model) {
-        fail("the model cannot be read: " + o.model);
-    }
-
+    const Model model = read_model(o.model, o.gpu_layers);
+    const int   batch = std::max(512, o.tokens);
     const Threads threads(o.threads);
     std::vector<Runner> runners;
     for (const std::string & pair : o.pairs) {
-        runners.push_back({ pair, new_context(o, model.get(), pair, threads), {} });
+        runners.push_back({ pair, new_context(model.get(), pair, { o.depth + o.tokens + 64, batch, batch, o.threads }), {} });
+        llama_attach_threadpool(runners.back().ctx.get(), threads.pool(), threads.pool());
     }
     std::vector<llama_token> tokens(o.depth + o.tokens);
     Rng rng(1);

@@ -142,11 +142,11 @@ fn history(options: &Options, bench: &Bench, tally: &mut Tally) -> Result<()> {
     }
     let program = build_tree::build(&build_tree::Options::default(), &[HISTORY.into()])?.join(HISTORY);
     let text = model::default_text()?;
-    let pairs = [("delta4,recent=0", "f16"), ("delta3,recent=0", "srft4")];
-    for (k, v) in pairs.into_iter().take(if options.soak { 2 } else { 1 }) {
-        tally.check(&format!("{k}/{v} in used cells and four slots within 10% of a fresh cache"), || {
+    let pairs = ["delta4,recent=0/f16", "delta3,recent=0/srft4"];
+    for pair in pairs.into_iter().take(if options.soak { 2 } else { 1 }) {
+        tally.check(&format!("{pair} in used cells and four slots within 10% of a fresh cache"), || {
             let mut c = Command::new(&program);
-            c.arg("-m").arg(&bench.model).arg("-f").arg(&text).args(["-k", k, "-v", v, "--limit", "1.1"]);
+            c.arg("-m").arg(&bench.model).arg("-f").arg(&text).args(["--pair", pair, "--limit", "1.1"]);
             // Three groups of cells a piece. It decodes seven thousand tokens.
             c.args(["-n", "136"]).args(ONE_THREAD);
             let done = process::run(&mut c, Some(5 * LIMIT))?;
