@@ -341,6 +341,11 @@ impl<'a> Attention<'a> {
         (rows.kv_head * self.heads_per_kv + row % self.heads_per_kv, row / self.heads_per_kv)
     }
 
+    /// The query heads of a KV head.
+    fn heads_of(&self, kv_head: usize) -> std::ops::Range<usize> {
+        kv_head * self.heads_per_kv..(kv_head + 1) * self.heads_per_kv
+    }
+
     /// What is left when all threads have computed: merging the partial results.
     ///
     /// # Safety
@@ -453,8 +458,10 @@ impl<'a> Attention<'a> {
     /// The mask row of a token and head.
     unsafe fn mask_row(&self, token: usize, head: usize, stream: usize) -> Option<*const u8> {
         let m = self.mask?;
+        // Mostly there is one for all heads, and divisions take their time.
+        let of = |i: usize, n: usize| if n == 1 { 0 } else { i % n };
         // SAFETY: checked by new; dimensions 2 and 3 repeat.
-        Some(unsafe { m.row(token, head % m.n(2), stream % m.n(3)).cast_const() })
+        Some(unsafe { m.row(token, of(head, m.n(2)), of(stream, m.n(3))).cast_const() })
     }
 
     /// Sinks, normalization, rotation back, center, result.

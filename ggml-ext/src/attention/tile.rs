@@ -11,7 +11,7 @@ use super::side::{Cells, KvSide};
 use super::split::TileRows;
 use super::Attention;
 use crate::codec::plain::Plain;
-use crate::isa::{Matrix, MatrixMut, Role, Sight, CELLS};
+use crate::isa::{prefetch, Matrix, MatrixMut, Role, Sight, CELLS};
 use half::f16;
 
 /// The result of a row so far: maximum score, sum of weights, weighted sum of values.
@@ -140,6 +140,16 @@ impl<'a> Tile<'a> {
         self.attention.place(&self.rows, r)
     }
 
+    /// (query head, token) of all rows, without a division for each.
+    fn places(&self) -> impl Iterator<Item = (usize, usize)> {
+        let first = self.place(0);
+        let (heads, token) = (self.attention.heads_of(self.rows.kv_head), first.1);
+        let next = move |&(head, token): &(usize, usize)| {
+            Some(if head + 1 < heads.end { (head + 1, token) } else { (heads.start, token + 1) })
+        };
+        std::iter::successors(Some((first.0, token)), next).take(self.count)
+    }
+
     /// The rows' results.
     pub fn states(&mut self) -> impl Iterator<Item = RowState<'_>> {
         let (max, sum, acc, width) = (self.max, self.sum, self.acc, self.shape.v);
@@ -237,8 +247,7 @@ impl<'a> Tile<'a> {
         }
         let mut any = false;
         let mut previous: Option<(Option<*const u8>, usize)> = None;
-        for r in 0..self.count {
-            let (head, token) = self.place(r);
+        for (r, (head, token)) in self.places().enumerate() {
             // SAFETY: the cells of a mask row; row r of `masks`.
             unsafe {
                 let row = a.mask_row(token, head, self.rows.stream);
@@ -270,6 +279,12 @@ impl<'a> Tile<'a> {
             match seen {
                 Seen::Run(first, hidden) => {
                     let row = row.map(|row| row.add(2 * first));
+                    if let Some(row) = row {
+                        // The mask of the next block: rows of it are far apart, and nothing else asks for them ahead.
+                        let next = row.wrapping_add(2 * CELLS);
+                        prefetch(next);
+                        prefetch(next.wrapping_add(2 * CELLS - 1));
+                    }
                     let sight = row.map_or(Sight::Open, |row| (kernels.sight)(row, n));
                     match row.filter(|_| sight == Sight::Mixed) {
                         Some(row) => (kernels.widen)(Plain::F16, row, 2 * CELLS, 1, n, out.as_mut_ptr(), CELLS),

@@ -197,11 +197,13 @@ impl Problem {
             rounds += 1;
             let mut round = vec![Duration::ZERO; threads];
             for step in [ffi::ggml_ext_attention_compute, ffi::ggml_ext_attention_finish] {
-                for (ith, time) in round.iter_mut().enumerate() {
+                // Another one begins each round: the first finds code and memory cold after the step before, which on a
+                // core for each thread would be so for all of them.
+                for ith in (0..threads).map(|i| (i + rounds) % threads) {
                     let start = cpu_time()?;
                     // SAFETY: as above, with the memory that was asked for; one thread after another.
                     let ok = unsafe { step(&op, ith as i32, nth, work.as_mut_ptr(), work_bytes) };
-                    *time += cpu_time()? - start;
+                    round[ith] += cpu_time()? - start;
                     if !ok {
                         bail!("attention failed");
                     }
