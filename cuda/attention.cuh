@@ -4,6 +4,7 @@
 #include "codec.cuh"
 #include "kv_cuda.h"
 #include "launch.cuh"
+#include "small_divisor.cuh"
 
 // The kernel for a head size: common ones are template arguments, 0 stands for the others.
 #define KV_BY_SIZE(size, kernel)                                             \
@@ -37,6 +38,7 @@ struct attn_params {
     uint            k_size, v_size;   // values of a head
     uint            k_bytes, v_bytes; // of its row
     kv_cuda_teams   bulk; // of a block of decode_bulk.cuh
+    small_divisor   kv_heads, heads_per_kv, streams_per_kv, teams;
     bool            alibi;
     const uint8_t * q;
     const uint8_t * k;

@@ -187,7 +187,11 @@ template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_
     if constexpr (code_bits(K) != 8) {
 #pragma unroll
         for (uint c = 0; c < C; ++c) {
-            halves[c] = halves_of_scales<0>(prmt(words[c/2], 0, c % 2 ? 0x4342 : 0x4140));
+            if constexpr (KV_KIND_IS_BAND(K)) {
+                halves[c] = wide_band_bits(K, D, c) == 5 ? halves_of_band_scales<true>(words[c/2], c % 2) : halves_of_band_scales<false>(words[c/2], c % 2);
+            } else {
+                halves[c] = halves_of_scales<0>(prmt(words[c/2], 0, c % 2 ? 0x4342 : 0x4140));
+            }
         }
     }
     // All first ones and then the second ones, where a lane needs the one or the other.
@@ -296,14 +300,14 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     const uint heads = args.kv_heads, threads = blockDim.x;
     const uint teams = p.bulk.teams, depth = p.bulk.depth;
     const layout at(heads, p.bulk.front_slots);
-    const block_place block(args, ROWS);
+    const block_place block(p, ROWS);
     const uint k_cell = heads*layout::K_ROW, v_cell = heads*layout::V_ROW;
     uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
     keep(warp);
     keep(lane);
     keep(g);
     keep(t);
-    const uint head = warp % heads, team = warp/heads;
+    const uint team = p.kv_heads.quotient(warp), head = warp - team*heads;
     const uint first_token = block.token_of(0), mask_rows = block.token_of(ROWS - 1) - first_token + 1;
     const uint chunk_cells = args.chunk_cells, begin = blockIdx.z*chunk_cells, end = min(args.cells, begin + chunk_cells);
     const uint tiles = (end - begin + UNIT*TILE - 1)/(UNIT*TILE)*UNIT;
@@ -372,14 +376,14 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     // keys of the second and so on. They are read whether they are seen or not, so the mask need not be known.
     const auto ask_tiles = [&](uint from, uint to) {
         for (uint i = from + warp; i < to; i += threads/32) {
-            const uint of = i % teams, n = i/teams/2, slot = of*depth + n, place = tile_at(of, n);
+            const uint side = p.teams.quotient(i), of = i - side*teams, n = side/2, slot = of*depth + n, place = tile_at(of, n);
             if (lane == 0 && place < at_once) {
                 uint unit = place/UNIT;
                 for (unsigned long long before = late; before != 0 && (uint) __ffsll(before) <= unit + 1; before &= before - 1) {
                     ++unit;
                 }
                 const uint first = (unit*UNIT + place % UNIT)*TILE;
-                i/teams % 2 != 0 ? ask_values(slot, first) : ask_keys(slot, first);
+                side % 2 != 0 ? ask_values(slot, first) : ask_keys(slot, first);
             }
         }
     };
@@ -553,7 +557,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                     group.template take<tile_bytes>(i, k_row + k_at, key_count > first ? key_count - first : 0, q_of_lane, at.query_step, lane);
                 }
                 __syncwarp();
-                float parts[TILE_STEPS][QB][4];
+                typename sums_of::products parts[TILE_STEPS];
 #pragma unroll
                 for (uint step = 0; step < TILE_STEPS; ++step) {
                     if (step > 0) {
@@ -579,7 +583,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 }
             }
             if (DELTA) {
-                if (group.is_whole()) {
+                if (group.is_whole(lane)) {
                     group.make_base(sums.score_unit(p), t); // in both branches, each of which has other work while lanes wait for each other
 #pragma unroll
                     for (uint i = 0; i < UNIT; ++i) {

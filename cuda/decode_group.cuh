@@ -113,10 +113,10 @@ template <uint KIND, uint D, uint QB> struct decode_group {
         }
     }
 
-    // Do all of its cells hang on the one before?
-    __device__ __forceinline__ bool is_whole() const {
-        static_assert(KV_DELTA_CHAINED == 3, "");
-        return __all_sync(KV_ALL_LANES, (firsts[0] & firsts[1] & 3) == 3);
+    // Do all of its cells hang on the one before? The first, which has none before it, begins with the I-frame.
+    __device__ __forceinline__ bool is_whole(uint lane) const {
+        static_assert(KV_DELTA_CHAINED == 3 && KV_DELTA_RESTART == 2, "");
+        return __all_sync(KV_ALL_LANES, ((firsts[0] | (lane == 0 ? 1 : 0)) & firsts[1] & 3) == 3);
     }
 
     // What its cells are, if not.

@@ -204,6 +204,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     static constexpr uint SCALES = level_scale_bytes(KIND, D), WORDS = BITS == 8 ? 4 : BITS == 4 ? 2 : 1;
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
     static constexpr bool CHOOSES_SCALES = BITS == 4; // a lane needs the first scales of chunks or the second ones
+    static constexpr bool ROW_FOR_LANE = false; // lanes t and t ^ 2 have parts of products with two query rows, or all of those with one each
 
     struct queries {
         uint b[BITS == 4 ? 2 : 1][C][2][QB][2]; // [plane][chunk][word or scale][block of rows][half of the 32 values]

@@ -37,10 +37,10 @@ template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(
     const uint chunk = blockIdx.z;
     const attn_part & part = p.part[chunk < p.part[1].first_chunk ? 0 : 1];
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, g = lane/4, t = lane % 4;
-    const block_place block(args, ROWS);
-    const uint heads = args.kv_heads, head = warp % heads, teams = p.bulk.teams, step = teams*STEP;
+    const block_place block(p, ROWS);
+    const uint heads = args.kv_heads, team = p.kv_heads.quotient(warp), head = warp - team*heads, teams = p.bulk.teams, step = teams*STEP;
     const uint end = min(part.count, (chunk - part.first_chunk + 1)*p.part_chunk_cells), last = part.count - 1;
-    uint first = (chunk - part.first_chunk)*p.part_chunk_cells + warp/heads*STEP;
+    uint first = (chunk - part.first_chunk)*p.part_chunk_cells + team*STEP;
 
     if (lane < ROWS) {
         m.slopes[warp*ROWS + lane] = slope_of(p, block.head_of(head, lane));

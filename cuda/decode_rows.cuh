@@ -213,7 +213,8 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 }
             }
 
-            float parts[1][QB][4], scores[1][QB][4], (&s)[QB][4] = scores[0];
+            float scores[1][QB][4], (&s)[QB][4] = scores[0];
+            typename decltype(sums)::products parts[1];
             k.join();
             k.products(b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, parts[0]);
             sums.join(parts, t, s);

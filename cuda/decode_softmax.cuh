@@ -1,6 +1,7 @@
 // What the decoding kernels share: queries, the softmax of a warp's query rows, and the sums of V under way.
 //
-// The softmax is relative to the largest score so far, which changes a few times in a chunk: until then nothing is rescaled.
+// The softmax is relative to a score that was the largest once. Until one is larger by SLACK nothing is rescaled, which is a few times in
+// a chunk.
 #pragma once
 
 #include "decode_bands.cuh"
@@ -18,7 +19,7 @@ using namespace metal;
 template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
     static_assert(STEPS == 1 || STEPS == 2, "");
     static constexpr uint C = D/64;
-    static constexpr bool DELTA = is_delta(K);
+    static constexpr bool DELTA = is_delta(K), ROW_FOR_LANE = decode_keys_of<K, D, QB>::ROW_FOR_LANE;
 
     float factor[QB][2], ref[QB][2];
     float acc[QB][C][2][4]; // [block of rows][chunk][pair of values]: lanes t < 2 have the first scale, the others the second
@@ -59,14 +60,27 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
         }
     }
 
-    // Products of the queries with STEPS times 16 keys, of which lanes t and t ^ 2 have parts. `weigh` has their factor, but of
-    // residuals.
-    __device__ __forceinline__ void join(const float (&parts)[STEPS][QB][4], uint t, float (&s)[QB][4]) const {
+    // What a lane has of products with 16 keys: of the query rows of a block.
+    typedef float products[QB][ROW_FOR_LANE ? 2 : 4];
+
+    // Products of the queries with STEPS times 16 keys, of which lanes t and t ^ 2 have parts, or a query row each. `score` has their
+    // factor, but of residuals.
+    __device__ __forceinline__ void join(const products (&parts)[STEPS], uint t, float (&s)[QB][4]) const {
+        if constexpr (ROW_FOR_LANE) {
 #pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            const float first = parts[0][i/4][i % 4], second = parts[STEPS - 1][i/4][i % 4];
-            const float mine = t < 2 ? first : second, others = t < 2 ? second : first;
-            s[i/4][i % 4] = (mine + __shfl_xor_sync(KV_ALL_LANES, others, 2))*(DELTA ? factor[i/4][i % 2] : 1.0f);
+            for (uint i = 0; i < 2*QB; ++i) {
+                const float first = parts[0][i/2][i % 2], second = parts[STEPS - 1][i/2][i % 2];
+                const float received = __shfl_xor_sync(KV_ALL_LANES, t < 2 ? second : first, 2);
+                s[i/2][i % 2*2]     = (t < 2 ? first : received)*(DELTA ? factor[i/2][0] : 1.0f);
+                s[i/2][i % 2*2 + 1] = (t < 2 ? received : second)*(DELTA ? factor[i/2][1] : 1.0f);
+            }
+        } else {
+#pragma unroll
+            for (uint i = 0; i < 4*QB; ++i) {
+                const float first = parts[0][i/4][i % 4], second = parts[STEPS - 1][i/4][i % 4];
+                const float mine = t < 2 ? first : second, others = t < 2 ? second : first;
+                s[i/4][i % 4] = (mine + __shfl_xor_sync(KV_ALL_LANES, others, 2))*(DELTA ? factor[i/4][i % 2] : 1.0f);
+            }
         }
     }
 
@@ -99,7 +113,7 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
         }
     }
 
-    // Scores that are weighed next: if one of them is the largest so far, the sums are made relative to it.
+    // Scores that are weighed next: if one of them is much larger than what the sums are relative to, it takes its place.
     template <uint N> __device__ __forceinline__ void meet(const float (&s)[N][QB][4], uint t) {
         float top[QB][2];
         bool larger = false;
@@ -111,7 +125,7 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
             for (uint n = 1; n < N; ++n) {
                 x = fmaxf(x, fmaxf(s[n][i/2][i % 2], s[n][i/2][i % 2 + 2]));
             }
-            larger = larger || x > ref[i/2][i % 2];
+            larger = larger || x > ref[i/2][i % 2] + (float) decode_values<V, D>::SLACK;
         }
         if (__any_sync(KV_ALL_LANES, larger)) {
 #pragma unroll
@@ -220,19 +234,20 @@ __device__ __forceinline__ void store_result(
 // Which query rows a block of teams has: warps of a team have a KV head each, and its query rows of some tokens. Blocks are (rows, stream,
 // chunk), so that the last chunks of all streams, which are of precise rows, come last.
 struct block_place {
-    uint stream, kv_stream, heads_per_kv, first_row, used;
+    small_divisor heads_per_kv;
+    uint          stream, kv_stream, first_row, used;
 
-    __device__ __forceinline__ block_place(const kv_attn_args & args, uint rows) :
-        stream(blockIdx.y), kv_stream(stream/(args.streams/args.kv_streams)), heads_per_kv(args.heads/args.kv_heads), first_row(blockIdx.x*rows),
-        used(min(rows, heads_per_kv*args.tokens - first_row)) {}
+    __device__ __forceinline__ block_place(const attn_params & p, uint rows) :
+        heads_per_kv(p.heads_per_kv), stream(blockIdx.y), kv_stream(p.streams_per_kv.quotient(stream)), first_row(blockIdx.x*rows),
+        used(min(rows, heads_per_kv.by*p.args.tokens - first_row)) {}
 
     // Rows behind those that are used are like the last.
     __device__ __forceinline__ uint token_of(uint row) const {
-        return (first_row + min(row, used - 1))/heads_per_kv;
+        return heads_per_kv.quotient(first_row + min(row, used - 1));
     }
 
     __device__ __forceinline__ uint head_of(uint kv_head, uint row) const {
-        return kv_head*heads_per_kv + (first_row + row) % heads_per_kv;
+        return kv_head*heads_per_kv.by + heads_per_kv.rest(first_row + row);
     }
 
     // Where the queries of the block are, in units of the rows of a KV head: those of the cache, or the others behind them.
@@ -253,7 +268,8 @@ template <uint D, uint ROWS, typename Sums> __device__ __forceinline__ void stor
     for (uint i = 4*threadIdx.x; i < heads*ROWS*D; i += 4*blockDim.x) {
         const uint head = i/(ROWS*D), r = i/D % ROWS, token = at.token_of(r);
         if (r < at.used) {
-            const size_t result = (size_t) (at.stream*p.args.tokens + token)*p.args.heads + head*at.heads_per_kv + at.first_row + r - token*at.heads_per_kv;
+            const uint of_token = head*at.heads_per_kv.by + at.first_row + r - token*at.heads_per_kv.by;
+            const size_t result = (size_t) (at.stream*p.args.tokens + token)*p.args.heads + of_token;
             store_result(p, result*p.args.chunks + p.args.first_chunk + chunk, i % D, softs + head*ROWS + r, heads*ROWS, all_sums + i, heads*ROWS*D, teams, unit);
         }
     }

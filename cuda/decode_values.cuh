@@ -77,8 +77,10 @@ template <uint KIND, uint D> struct decode_values {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D);
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
-    // Weights are small, and so may scales be: their product keeps its digits if these are larger by 2^POWER.
-    static constexpr uint  POWER = BITS == 8 ? 0 : 7;
+    // Weights are up to 2^SLACK (decode_softmax.cuh), but small as a rule, and so may scales be: their product keeps its digits if these are
+    // larger by 2^POWER. With more the largest of both would be no half. Scales of 8 bits are halves already.
+    static constexpr uint  SLACK = BITS == 8 ? 0 : 3;
+    static constexpr uint  POWER = BITS == 8 ? 0 : 7 - SLACK;
     static constexpr float UNIT  = level_unit(KIND, D)/(1 << POWER); // of the sums
     static constexpr uint  TABLE_BYTES = BITS == 4 ? 256*32*4 : 0; // [two codes][lane]: two halves
 

@@ -80,17 +80,18 @@ template <uint SIZE> __device__ __noinline__ void store_rotated_back(const float
 }
 
 // A block for a result. A thread takes four values of every n-th chunk, and all it needs of the first ones is asked for at once:
-// each answer is a wait for memory. Each warp finds the largest score for itself, and the sum, which the first needs. What follows may
+// each answer is a wait for memory. Each warp finds the largest score for itself, and the sum of all weights. What follows may
 // begin while chunks are under way: it is no kernel that reads before it waits.
 template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(const KV_IN_PLACE attn_params p) {
     extern __shared__ __align__(16) float o[]; // [part][width]
     const uint size = SIZE ? SIZE : p.v_size, width = kv_width(p.v_kind, size), chunks = p.args.chunks;
     const uint lanes = width/4, parts = blockDim.x/lanes, part = threadIdx.x/lanes, value = threadIdx.x % lanes*4;
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32;
-    const float2 * metas = p.metas + (size_t) blockIdx.x*chunks;
-    const float * sums = p.sums + (size_t) blockIdx.x*chunks*width + value;
-    const uint head = blockIdx.x % p.args.heads, token = blockIdx.x/p.args.heads % p.args.tokens;
-    const float * const center = p.center ? p.center + head/(p.args.heads/p.args.kv_heads)*p.args.out_size : nullptr;
+    const uint token = blockIdx.x, head = blockIdx.y, stream = blockIdx.z, number = (stream*gridDim.x + token)*gridDim.y + head;
+    const float2 * metas = p.metas + (size_t) number*chunks;
+    const float * sums = p.sums + (size_t) number*chunks*width + value;
+    const float * const center = p.center ? p.center + p.heads_per_kv.quotient(head)*p.args.out_size : nullptr;
+    float * const result = (float *) (p.dst + head*p.args.dst_nb[0] + token*p.args.dst_nb[1] + stream*p.args.dst_nb[2]);
     let_next_begin();
     if (warp == 0 && !kv_is_plain(p.v_kind)) {
         store_rotated_back<SIZE>(o, size, lane, nullptr, nullptr, 0); // brings its code and tables near while there is nothing else to do
@@ -158,20 +159,6 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
     if (part < parts) {
         *(float4 *) (o + part*width + value) = x;
     }
-    __syncthreads();
-    for (uint i = threadIdx.x; i < width; i += blockDim.x) {
-        float y = 0.0f;
-        for (uint j = 0; j < parts; ++j) {
-            y += o[j*width + i];
-        }
-        o[i] = y; // no other thread reads column i
-    }
-    __syncthreads();
-    if (warp != 0) {
-        return;
-    }
-    const uint stream = blockIdx.x/p.args.heads/p.args.tokens;
-    float * result = (float *) (p.dst + head*p.args.dst_nb[0] + token*p.args.dst_nb[1] + stream*p.args.dst_nb[2]);
     float factor = 1.0f;
     if (p.sinks) {
         const float sink = p.sinks[head];
@@ -184,11 +171,19 @@ template <uint SIZE> __global__ void __launch_bounds__(MERGE_THREADS) kv_merge(c
     }
     // A row that sees no cell is zero.
     factor = sum == 0.0f ? 0.0f : factor/sum;
-    for (uint i = lane; i < width; i += 32) {
-        o[i] *= factor;
+    __syncthreads();
+    for (uint i = threadIdx.x; i < width; i += blockDim.x) {
+        float y = 0.0f;
+        for (uint j = 0; j < parts; ++j) {
+            y += o[j*width + i];
+        }
+        o[i] = y*factor; // no other thread reads column i
+    }
+    __syncthreads();
+    if (warp != 0) {
+        return;
     }
     if (kv_is_plain(p.v_kind)) {
-        __syncwarp();
         for (uint i = lane; i < p.args.out_size; i += 32) {
             result[i] = centered(o[i], center, i);
         }
@@ -284,7 +279,11 @@ static attn_params params_of(const kv_cuda_attention & op, const kv_cuda_split &
     p.query_low   = (__half *) (scratch + queries.low);
     p.query_scale = (float *) (scratch + queries.scales);
     p.query_planes = (signed char *) (scratch + queries.high);
-    p.bulk         = split.bulk;
+    p.bulk           = split.bulk;
+    p.kv_heads       = small_divisor::of(op.args.kv_heads);
+    p.heads_per_kv   = small_divisor::of(op.args.heads/op.args.kv_heads);
+    p.streams_per_kv = small_divisor::of(op.args.streams/op.args.kv_streams);
+    p.teams          = small_divisor::of(split.bulk.teams > 0 ? split.bulk.teams : 1);
     return p;
 }
 
@@ -304,7 +303,8 @@ cudaError_t launch_queries(const attn_params & p, cudaStream_t stream) {
 // Chunks to results: sinks, 1/sum, R^-1. Early: behind a kernel that lets it be launched before it ends.
 static cudaError_t launch_merge(const attn_params & p, bool early, cudaStream_t stream) {
     // At least a thread for each four values of a result.
-    const uint results = p.args.streams*p.args.tokens*p.args.heads, width = width_of(p.v_kind, p.v_size);
+    const uint width = width_of(p.v_kind, p.v_size);
+    const dim3 results(p.args.tokens, p.args.heads, p.args.streams);
     const uint threads = p.args.chunks > 8 || width > MERGE_THREADS ? MERGE_THREADS : MERGE_THREADS/4;
     const size_t shared = sizeof(float)*(threads*4/width*width);
     const auto kernel = KV_BY_SIZE(p.v_size, kv_merge);

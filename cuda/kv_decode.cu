@@ -158,7 +158,7 @@ cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, con
     const uint chunks = p.columns ? p.args.chunks : plan.chunks;
     if (bulk) {
         const uint block_rows = bulk_rows(rows), blocks = divided(rows, block_rows), query_rows = p.args.streams*blocks*p.args.kv_heads*block_rows;
-        err = launch_write_and_queries(writes, p, { block_rows, blocks, query_rows, has_precise_queries(p.k_kind, p.columns) ? 2*query_rows : query_rows }, stream);
+        err = launch_write_and_queries(writes, p, { small_divisor::of(block_rows), small_divisor::of(blocks), query_rows, has_precise_queries(p.k_kind, p.columns) ? 2*query_rows : query_rows }, stream);
         return err == cudaSuccess ? launch_early(kernel, dim3(blocks, p.args.streams, chunks), 32*p.args.kv_heads*plan.bulk.teams, plan.shared_bytes, stream, p) : err;
     }
     kernel<<<dim3(p.args.kv_heads*divided(rows, ROWS), chunks, p.args.streams), THREADS, plan.shared_bytes, stream>>>(p);

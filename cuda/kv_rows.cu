@@ -12,15 +12,13 @@
 namespace kv {
 namespace {
 
-// Warps of the rows of one tensor; beyond these a warp takes several heads. More blocks than are there at once get in each other's way, and
-// so do those of the next launch: it begins early behind a few alone.
-constexpr uint MOST_WARPS = 4096, FEW_WARPS = 2048;
+// Warps of the rows of one tensor; beyond these a warp takes several heads. More blocks than are there at once get in each other's way.
+constexpr uint MOST_WARPS = 2048;
 
 struct write_params {
     rows_params  op[KV_CUDA_WRITES];
     uint         count;
     uint         row_warps; // of a block; those behind them make queries
-    bool         are_few;   // warps
     bulk_queries queries;
     attn_params  attention;
 };
@@ -53,7 +51,7 @@ template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_war
         }
         return;
     }
-    if (p.queries.all_rows == 0 && p.are_few) {
+    if (p.queries.all_rows == 0) {
         let_next_begin(); // else those who make queries say when
     }
     if (blockIdx.y >= p.count) {
@@ -172,7 +170,11 @@ static bool has_kernel_of_size(uint kind, uint size) {
 }
 
 static rows_params params_of(const kv_cuda_rows & op) {
-    return { op.args, op.kind, op.size, op.float_kind, op.index_bytes, (const uint8_t *) op.from, (const uint8_t *) op.index, (uint8_t *) op.to, op.center };
+    small_divisor heads = small_divisor::of(op.args.heads);
+    if ((uint64_t) op.args.units*op.args.heads >> 31 != 0) {
+        heads.factor = 0;
+    }
+    return { op.args, op.kind, op.size, op.float_kind, op.index_bytes, (const uint8_t *) op.from, (const uint8_t *) op.index, (uint8_t *) op.to, op.center, heads, op.args.rows[1]*op.args.rows[2] != 1 };
 }
 
 template <write_of OF> static auto write_kernel(uint size) {
@@ -210,8 +212,7 @@ static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params
     const uint kernel_size = own_kernel ? size : 0;
     const auto kernel = of == write_of::rows ? write_kernel<write_of::rows>(kernel_size) : of == write_of::srft ? write_kernel<write_of::srft>(kernel_size) :
                         of == write_of::delta ? write_kernel<write_of::delta>(kernel_size) : write_kernel<write_of::bands>(kernel_size);
-    p.count   = count;
-    p.are_few = blocks*warps <= FEW_WARPS;
+    p.count = count;
     if (count == 0) {
         count  = 1;
         blocks = (queries.all_rows + warps - 1)/warps;

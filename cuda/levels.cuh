@@ -158,6 +158,20 @@ template <uint POWER> static __device__ __forceinline__ uint halves_of_scales(ui
     return x & __hne2_mask(magnitude, none);
 }
 
+// The two scales of a chunk of bands, bytes `at` and `at` + 1 of a word, as halves; FINE: the first one has half steps.
+template <bool FINE> static __device__ __forceinline__ uint halves_of_band_scales(uint word, uint at) {
+    if constexpr (!FINE) {
+        return halves_of_scales<0>(prmt(word, 0, at ? 0x4342 : 0x4140));
+    } else {
+        // A byte twice, shifted down by one: its bit 7 is behind the others. Signs are where they are needed before that.
+        constexpr uint BIAS = 8 << 10, HALF_STEP = 1 << 6;
+        const uint twice = prmt(word, 0, at ? 0x3322 : 0x1100);
+        const uint x = (twice >> 1 & 0x3f803fc0) + BIAS*0x10001;
+        const __half2 magnitude = *(const __half2 *) &x, none = __half2half2(__ushort_as_half(BIAS + HALF_STEP));
+        return choose(0x80000000, twice, x & __hgt2_mask(magnitude, none));
+    }
+}
+
 // Values lane*N and behind it of a row of 4, 3 or 2 bits, by its table of levels.
 template <uint SIZE, uint BITS, uint N> static __device__ __forceinline__ void row_values(const uint8_t * row, const float * levels, uint lane, float (&d)[N]) {
     constexpr uint STEP = BITS == 4 ? 32 : 16; // values that share a byte are so far apart
@@ -184,9 +198,12 @@ template <uint SIZE, uint N> struct band_lane {
     uint         at;     // its first value, of the band's
     float        unit;
     const float * levels; // of the band's width
+    uint         shift;   // of the lane's codes in their bytes
+    uint         mask;    // of four codes
 
     __device__ __forceinline__ band_lane(uint kind, const float * all_levels, uint lane) :
-        band(kv_band_at(kind, SIZE, lane*N/KV_BAND)), number(lane*N/KV_BAND), at(lane*N % KV_BAND), unit(kv_band_unit(kind, SIZE)), levels(all_levels + (1u << band.bits)) {}
+        band(kv_band_at(kind, SIZE, lane*N/KV_BAND)), number(lane*N/KV_BAND), at(lane*N % KV_BAND), unit(kv_band_unit(kind, SIZE)), levels(all_levels + (1u << band.bits)),
+        shift(band.shift + 8/band.parts*(at/(KV_BAND/band.parts))), mask(((1u << band.bits) - 1)*0x01010101) {}
 
     // Which of the tables of a row's widths: those are two apart.
     static __device__ __forceinline__ uint table_of(uint bits) {
@@ -195,16 +212,14 @@ template <uint SIZE, uint N> struct band_lane {
 
     __device__ __forceinline__ void values(const uint8_t * row, float (&d)[N]) const {
         typedef typename std::conditional<N == 2, uint16_t, uint>::type word;
-        const float scale = kv_srft_scale(row[number])*unit;
-        const uint high = band.bits > band.low ? (uint) row[band.high + at/8] >> at % 8 : 0, step = 4*band.low;
-        word words[N < 4 ? 1 : N/4] = {};
-        for (uint i = 0; i < sizeof(words)/sizeof(word) && band.low != 0; ++i) {
-            words[i] = ((const word *) (row + band.codes + at % step))[i];
+        const float scale = kv_band_scale(band.bits, row[number])*unit;
+        const uint8_t * from = row + band.codes + at % (KV_BAND/band.parts);
+        uint words[N < 4 ? 1 : N/4];
+        for (uint i = 0; i < sizeof(words)/4; ++i) {
+            words[i] = (uint) ((const word *) from)[i] >> shift & mask;
         }
-        const uint shift = band.low ? band.low*(at/step) : 0, mask = (1u << band.low) - 1;
         for (uint i = 0; i < N; ++i) {
-            const uint below = words[i/sizeof(word)] >> (8*(i % sizeof(word)) + shift) & mask;
-            d[i] = levels[below | (high >> i & 1) << band.low]*scale;
+            d[i] = levels[words[i/4] >> 8*(i % 4) & 255]*scale;
         }
     }
 };

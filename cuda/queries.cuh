@@ -9,7 +9,8 @@ namespace kv {
 // Queries of blocks that copy tiles (decode_bulk.cuh): rows of such a block, blocks of a stream, and rows of all, filled up. They are
 // made twice where precise rows need others than the cache.
 struct bulk_queries {
-    uint block_rows, blocks, rows, all_rows;
+    small_divisor block_rows, blocks;
+    uint          rows, all_rows; // of the cache's domain; and those of precise rows, which may have as many of their own
 };
 
 namespace {
@@ -141,13 +142,12 @@ static __device__ __forceinline__ void prefetch_precise_rows(const attn_params &
 // A warp makes every n-th row. The launch that reads them may begin when the scales of all rows say that these are not there yet.
 template <uint D> __device__ __forceinline__ void write_queries(const attn_params & p, const bulk_queries & of, uint warp, uint warps, uint block_warps, uint lane) {
     const kv_attn_args & args = p.args;
-    const uint heads_per_kv = args.heads/args.kv_heads;
     query_part<D> query;
     const auto is_as_it_is = [&](uint i) { return KV_KIND_IS_BAND(p.k_kind) && i < of.rows; };
     const auto load = [&](uint n) {
-        const uint i = n % of.rows, r = i % of.block_rows, kv_head = i/of.block_rows % args.kv_heads;
-        const uint block = i/of.block_rows/args.kv_heads % of.blocks, stream = i/of.block_rows/args.kv_heads/of.blocks;
-        const uint row = block*of.block_rows + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
+        const uint i = n < of.rows ? n : n - of.rows, of_head = of.block_rows.quotient(i), of_block = p.kv_heads.quotient(of_head), stream = of.blocks.quotient(of_block);
+        const uint kv_head = of_head - of_block*args.kv_heads, block = of_block - stream*of.blocks.by;
+        const uint row = i + (block - of_head)*of.block_rows.by, token = p.heads_per_kv.quotient(row), head = (kv_head - token)*p.heads_per_kv.by + row;
         const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
         query.load(p, token < args.tokens ? from : nullptr, is_as_it_is(n), lane);
     };
@@ -169,9 +169,9 @@ template <uint D> __device__ __forceinline__ void write_queries(const attn_param
             load(i);
         }
         const uint first = query.enter_domain(is_as_it_is(i), lane);
-        signed char * to = p.query_planes + ((size_t) (i/of.block_rows)*2*of.block_rows + i % of.block_rows)*D;
+        signed char * to = p.query_planes + (size_t) (i + of.block_rows.quotient(i)*of.block_rows.by)*D;
         float scale = 0.0f;
-        query.store_planes(first, lane, to, to + of.block_rows*D, &scale);
+        query.store_planes(first, lane, to, to + of.block_rows.by*D, &scale);
         if (p.announced) {
             __syncwarp();
             if (lane == 0) {

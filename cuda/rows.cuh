@@ -7,6 +7,7 @@
 
 #include "codec.cuh"
 #include "kv_cuda.h"
+#include "small_divisor.cuh"
 
 namespace kv {
 namespace {
@@ -24,6 +25,8 @@ struct rows_params {
     const uint8_t * index;
     uint8_t *       to;
     const float *   center; // of each head, null for none
+    small_divisor   heads;   // no factor where there are too many
+    bool            several; // matrices of rows
 };
 
 // What is not a number counts as 0, and nothing is beyond a million.
@@ -46,8 +49,14 @@ __device__ __forceinline__ unit_place place_of(const rows_params & p, uint unit,
     const kv_rows_args & args = p.args;
     const uint head_bytes = kv_row_bytes(p.kind, p.size);
     unit_place u;
-    const uint head = unit % args.heads, row = unit/args.heads;
-    const uint i1 = row % args.rows[0], i2 = row/args.rows[0] % args.rows[1], i3 = row/args.rows[0]/args.rows[1];
+    const uint row = p.heads.factor != 0 ? p.heads.quotient(unit) : unit/args.heads, head = unit - row*args.heads;
+    uint i1 = row, i2 = 0, i3 = 0;
+    if (p.several) {
+        const uint above = row/args.rows[0];
+        i1 = row - above*args.rows[0];
+        i3 = above/args.rows[1];
+        i2 = above - i3*args.rows[1];
+    }
     u.floats = i1*args.float_nb[0] + i2*args.float_nb[1] + i3*args.float_nb[2] + head*float_bytes;
     if (p.index_bytes == 0) {
         const uint cache_row = unit/args.cache_heads;
@@ -57,8 +66,10 @@ __device__ __forceinline__ unit_place place_of(const rows_params & p, uint unit,
         u.cache = c1*args.cache_nb[0] + c2*args.cache_nb[1] + c3*args.cache_nb[2] + (uint64_t) (unit % args.cache_heads)*head_bytes;
         return u;
     }
-    const uint8_t * at = p.index + i1*args.index_nb[0] + i2 % args.index_rows[0]*args.index_nb[1] +
-                         i3 % args.index_rows[1]*args.index_nb[2];
+    const uint8_t * at = p.index + i1*args.index_nb[0];
+    if (p.several) {
+        at += i2 % args.index_rows[0]*args.index_nb[1] + i3 % args.index_rows[1]*args.index_nb[2];
+    }
     const int64_t target = row_number(at, p.index_bytes);
     u.found = target >= 0 && target < (int64_t) args.cache_rows[0];
     u.cache = (uint64_t) target*args.cache_nb[0] + i2*args.cache_nb[1] + i3*args.cache_nb[2] + (uint64_t) head*head_bytes;
@@ -72,19 +83,25 @@ struct nearest_table {
 };
 
 __device__ __forceinline__ void fill_nearest(uint bits, const float * levels, nearest_table & table, uint threads) {
+    // In ascending order: of 5 bits negative levels have the upper half of the codes, and the largest of them comes first.
+    const auto code_of = [&](uint place) { return bits != 5 ? place : place < KV_BAND_SIGN_5 ? 2*KV_BAND_SIGN_5 - 1 - place : place - KV_BAND_SIGN_5; };
     for (uint i = threadIdx.x; i < 512; i += threads) {
-        uint code = 0;
+        uint place = 0;
         for (uint step = 1u << (bits - 1); step > 0; step /= 2) {
-            const uint next = code + step;
-            code = (float) ((int) i - 256) > levels[next - 1] + levels[next] ? next : code;
+            const uint next = place + step;
+            place = (float) ((int) i - 256) > levels[code_of(next - 1)] + levels[code_of(next)] ? next : place;
         }
-        table.code[i]  = (uint8_t) code;
-        table.level[i] = levels[code];
+        table.code[i]  = (uint8_t) code_of(place);
+        table.level[i] = levels[code_of(place)];
     }
 }
 
-__device__ __forceinline__ uint nearest_place(float y) {
-    return (uint) (::min(::max(__float2int_ru(2.0f*y), -256), 255) + 256);
+// The place of what is nearest to y, by twice that.
+__device__ __forceinline__ uint nearest_place(float twice) {
+    // A sum with this has no bits behind the point, and its lowest are those of an integer. Conversions take a pipe that is narrow.
+    constexpr float    UP      = 12582912.0f;
+    constexpr unsigned UP_BITS = 0x4b400000;
+    return __float_as_uint(__fadd_ru(fminf(fmaxf(twice, -256.0f), 255.0f), UP)) - (UP_BITS - 256);
 }
 
 // Values of a row in registers: lane has N, `lane*N` and behind it. Those of a group of 32 are in 32/N lanes. The largest value is by its
@@ -106,54 +123,69 @@ template <uint N> __device__ __forceinline__ uint largest_of_group(const float (
     return largest;
 }
 
-// The code of a group's scale, and by how much it makes the squared error less than the group's energy.
+// The scale of a group, of which KV_SRFT_UNIT is stored, 0 for none, and by how much it makes the squared error less than the group's energy.
 struct scale_choice {
-    uint  code;
+    float scale;
     float gain;
 };
+
+// What the exponent of such a float has more than that of a stored scale, in place: 120 (kv_srft_scale), less the 7 of KV_SRFT_UNIT.
+constexpr uint SCALE_EXPONENT = 113u << 23;
+static_assert(KV_SRFT_UNIT == 128.0f, "");
+
+// The byte of a scale.
+__device__ __forceinline__ uint8_t byte_of_scale(uint bits, float scale) {
+    const uint x = __float_as_uint(scale), magnitude = x & 0x7fffffffu;
+    return magnitude == 0 ? (uint8_t) 0 : (uint8_t) ((magnitude - SCALE_EXPONENT) >> 20 | (x >> (bits == 5 ? 19 : 31) & 1) << 7);
+}
 
 // COUNT of the scales that are tried for a group of `bits`, from number `first` on: what does not depend on its values. Behind the last
 // that one comes again.
 template <uint COUNT> struct scale_tries {
     float inverse_end[COUNT]; // 1/the level that the largest value is to be near
-    int   shift[COUNT];
-    bool  last[COUNT];
+    int   steps[COUNT];       // from the scale that brings it there, as the bits of a float
+    uint  last[COUNT];        // is that the last level?
+    uint  kept, signs;        // bits of scales that are stored, without the sign, and the sign if that is one
 
     __device__ __forceinline__ scale_tries(uint bits, uint tries, uint first) {
+        const bool fine = bits == 5;
         const auto levels = kv_srft_levels(bits);
+        kept  = fine ? 0x7ff80000 : 0x7ff00000;
+        signs = fine ? 0 : 0x80000000;
 #pragma unroll
         for (uint c = 0; c < COUNT; ++c) {
-            const uint n = ::min(first + c, 2*tries - 1);
-            last[c]        = n >= tries;
-            inverse_end[c] = 1.0f/(last[c] ? levels[(1u << bits) - 1] : -levels[0]);
-            shift[c]       = kv_search[bits - 1][last[c]][last[c] ? n - tries : n] - (120 << 3);
+            const uint count = fine ? KV_BAND_TRIES_5 : 2*tries, n = ::min(first + c, count - 1);
+            last[c]        = !fine && n >= tries ? 1 : 0;
+            inverse_end[c] = 1.0f/(fine ? 127.0f : last[c] ? levels[(1u << bits) - 1] : -levels[0]);
+            steps[c]       = fine ? ((int) n + KV_BAND_FIRST_5)*(1 << 19) : kv_search[bits - 1][last[c]][last[c] ? n - tries : n]*(1 << 20);
         }
     }
 
-    // kv_srft_try
-    __device__ __forceinline__ uint code(uint c, uint largest) const {
-        const uint base = __float_as_uint(__uint_as_float(largest >> 1)*KV_SRFT_UNIT*inverse_end[c]);
-        return (uint) ::min(::max((int) (base >> 20) + shift[c], 1), 127) | (((largest & 1) == 0) == last[c] ? 128u : 0u);
+    // kv_band_try, or kv_srft_try.
+    __device__ __forceinline__ float scale(uint c, uint largest) const {
+        constexpr int LEAST = (int) (SCALE_EXPONENT + (1 << 20)), MOST = (int) (SCALE_EXPONENT + (255 << 19));
+        const int base = (int) __float_as_uint(__uint_as_float(largest >> 1)*inverse_end[c]), magnitude = ::min(::max(base + steps[c], LEAST), MOST);
+        return __uint_as_float(((uint) magnitude & kept) | ((largest ^ last[c]) << 31 & signs));
     }
 };
 
 // What each of the scales that are tried gains, the lane's part of it: sums of products are only made of that.
 template <uint COUNT, uint N> struct scale_gains {
-    uint  code[COUNT];
+    float scale[COUNT];
     float gain[COUNT];
 
     __device__ __forceinline__ scale_gains(const float (&x)[N], uint largest, const scale_tries<COUNT> & tries, const nearest_table & table) {
 #pragma unroll
         for (uint c = 0; c < COUNT; ++c) {
             float xq = 0.0f, qq = 0.0f;
-            code[c] = tries.code(c, largest);
-            const float scale = kv_srft_scale(code[c])/KV_SRFT_UNIT, inverse = 1.0f/scale;
+            scale[c] = tries.scale(c, largest);
+            const float inverse = 2.0f/scale[c];
             for (uint i = 0; i < N; ++i) {
                 const float q = table.level[nearest_place(x[i]*inverse)];
                 xq = fmaf(x[i], q, xq);
                 qq = fmaf(q, q, qq);
             }
-            gain[c] = scale*(2.0f*xq - scale*qq);
+            gain[c] = scale[c]*(2.0f*xq - scale[c]*qq);
         }
     }
 
@@ -166,11 +198,11 @@ template <uint COUNT, uint N> struct scale_gains {
     }
 
     __device__ __forceinline__ scale_choice best() const {
-        scale_choice res = { 0, 0.0f };
+        scale_choice res = { 0.0f, 0.0f };
 #pragma unroll
         for (uint c = 0; c < COUNT; ++c) {
-            res.code = gain[c] > res.gain ? code[c] : res.code;
-            res.gain = gain[c] > res.gain ? gain[c] : res.gain;
+            res.scale = gain[c] > res.gain ? scale[c] : res.scale;
+            res.gain  = gain[c] > res.gain ? gain[c] : res.gain;
         }
         return res;
     }
@@ -186,18 +218,18 @@ template <uint COUNT, uint N> __device__ __forceinline__ scale_choice best_scale
 }
 
 // The lane's codes, and what they decode to, `unit` times a level and its scale.
-template <uint N> __device__ __forceinline__ void code_values(const float (&x)[N], uint scale_code, float unit, const nearest_table & table, uint8_t (&codes)[N], float (&decoded)[N]) {
-    const bool zero = scale_code == 0;
-    const float scale = kv_srft_scale(scale_code), inverse = zero ? 0.0f : KV_SRFT_UNIT/scale;
+template <uint N> __device__ __forceinline__ void code_values(const float (&x)[N], float scale, float unit, const nearest_table & table, uint8_t (&codes)[N], float (&decoded)[N]) {
+    const bool zero = scale == 0.0f;
+    const float inverse = zero ? 0.0f : 2.0f/scale, factor = scale*(unit*KV_SRFT_UNIT);
     for (uint i = 0; i < N; ++i) {
         const uint place = nearest_place(x[i]*inverse);
-        decoded[i] = table.level[place]*(scale*unit);
+        decoded[i] = table.level[place]*factor;
         codes[i] = zero ? (uint8_t) 0 : table.code[place];
     }
 }
 
 // A row's codes in shared memory: one of each value, and then those of its scales.
-template <uint SIZE, uint N> __device__ __forceinline__ void keep_codes(const uint8_t (&codes)[N], uint scale_code, uint lane, uint8_t * to) {
+template <uint SIZE, uint N> __device__ __forceinline__ void keep_codes(const uint8_t (&codes)[N], uint8_t scale_code, uint lane, uint8_t * to) {
     static_assert(N == 2 || N % 4 == 0, "");
     if constexpr (N == 2) {
         *(uint16_t *) (to + lane*N) = (uint16_t) (codes[0] | codes[1] << 8);
@@ -208,7 +240,7 @@ template <uint SIZE, uint N> __device__ __forceinline__ void keep_codes(const ui
         }
     }
     if (lane % (32/N) == 0) {
-        to[SIZE + lane*N/32] = (uint8_t) scale_code;
+        to[SIZE + lane*N/32] = scale_code;
     }
 }
 
@@ -235,11 +267,11 @@ template <uint SIZE, uint BITS> __device__ __forceinline__ void pack_row(const u
 // kv_srft_encode by one warp, with `kept` for its codes.
 template <uint SIZE, uint BITS, uint N> __device__ __forceinline__ void encode_row(const float (&x)[N], uint lane, const nearest_table & table, uint8_t * kept, uint8_t * row) {
     constexpr uint TRIES = BITS == 4 ? KV_SRFT_TRIES_4 : KV_SRFT_TRIES;
-    const uint scale_code = best_scale(x, scale_tries<2*TRIES>(BITS, TRIES, 0), table).code;
+    const float scale = best_scale(x, scale_tries<2*TRIES>(BITS, TRIES, 0), table).scale;
     uint8_t codes[N];
     float decoded[N];
-    code_values(x, scale_code, kv_srft_unit(BITS), table, codes, decoded);
-    keep_codes<SIZE>(codes, scale_code, lane, kept);
+    code_values(x, scale, kv_srft_unit(BITS), table, codes, decoded);
+    keep_codes<SIZE>(codes, byte_of_scale(BITS, scale), lane, kept);
     __syncwarp();
     pack_row<SIZE, BITS>(kept, lane, row);
     __syncwarp();

@@ -294,20 +294,21 @@ __device__ __forceinline__ uint place_of_rank(uint bits, uint rank) {
     return place;
 }
 
-// What a lane packs of a row of bands: a word of its codes, and a byte of its scales. kv_band_pack, which makes a byte at a time and a band after
-// the other, took a quarter of the time of 512 rows.
+// What a lane packs of a row of bands: a word of its codes, and a byte of its scales. kv_band_byte, which makes a byte at a time,
+// took a quarter of the time of 512 rows.
 template <uint SIZE> struct band_word {
     static constexpr uint MOST = SIZE/8; // words of a row, and lanes that make them
 
-    kv_band band = {};
-    uint    number; // of the band
-    uint    place;  // the word's, of the band's low bits; behind these are the high ones
-    uint    lane;
+    uint chunk; // that the word is of; behind the last one for none
+    uint bits;  // of the first band's codes
+    uint place; // of the word in the chunk
+    uint at;    // its first byte in the row
+    uint lane;
 
-    __device__ __forceinline__ band_word(uint kind, uint word) : number(0), place(word), lane(word) {
-        for (; number < SIZE/KV_BAND; ++number) {
-            band = kv_band_at(kind, SIZE, number);
-            const uint words = band.low + (band.bits > band.low ? 1 : 0);
+    __device__ __forceinline__ band_word(uint kind, uint word) : chunk(0), bits(0), place(word), at(SIZE/KV_BAND + 4*word), lane(word) {
+        for (; chunk < SIZE/(2*KV_BAND); ++chunk) {
+            bits = kv_band_at(kind, SIZE, 2*chunk).bits;
+            const uint words = 2*(bits - 1);
             if (place < words) {
                 break;
             }
@@ -319,23 +320,22 @@ template <uint SIZE> struct band_word {
         if (lane < SIZE/KV_BAND) {
             row[lane] = codes[SIZE + lane];
         }
-        if (number == SIZE/KV_BAND) {
+        if (chunk == SIZE/(2*KV_BAND)) {
             return; // there are fewer words
         }
-        const uint * const four = (const uint *) (codes + number*KV_BAND);
-        uint word = 0;
-        if (place < band.low) {
-            const uint mask = band.low == 4 ? 0x0f0f0f0f : 0x03030303;
-            for (uint part = 0; part < 8/band.low; ++part) {
-                word |= (four[place + part*band.low] & mask) << part*band.low;
-            }
+        // A word has four codes of a band, and eight words a band.
+        const uint * const four = (const uint *) (codes + chunk*2*KV_BAND) + place;
+        uint word;
+        if (bits == 5) {
+            word = four[8] | four[0] << 3;
+        } else if (bits == 3) {
+            word = four[0] | four[8] << 3 | four[4] << 4 | four[12] << 7;
+        } else if (place < 4) {
+            word = four[0] | four[4] << 4;
         } else {
-#pragma unroll
-            for (uint i = 0; i < 8; ++i) {
-                word |= ((four[i] >> band.low & 0x01010101)*0x01020408 >> 24) << 4*i; // bits 0 of four bytes, side by side
-            }
+            word = four[4] | four[6] << 2 | four[8] << 4 | four[10] << 6; // `place` counts from 4 on here
         }
-        store(row + (place < band.low ? band.codes + 4*place : band.high), word);
+        store(row + at, word);
     }
 
     // Codes begin at a multiple of four bytes, but for heads of 64, two bytes behind one.
@@ -366,24 +366,24 @@ constexpr uint OWN_TRIES = 2*KV_SRFT_TRIES/ROW_WARPS;
 static_assert(OWN_TRIES*ROW_WARPS == 2*KV_SRFT_TRIES, "each warp tries as many");
 
 // The best scale of the lane's group, from the best one of each warp. `turn` changes from row to row, so that the warps meet once for each.
-template <uint N, uint TABLES> __device__ __forceinline__ uint best_of_warps(const scale_choice & mine, uint warp, uint lane, uint turn, group_memory<TABLES> & memory) {
+template <uint N, uint TABLES> __device__ __forceinline__ float best_of_warps(const scale_choice & mine, uint warp, uint lane, uint turn, group_memory<TABLES> & memory) {
     constexpr uint LANES = 32/N;
     if (lane % LANES == 0) {
         memory.choices[turn][warp][lane/LANES] = mine;
     }
     sync_warps<ROW_WARPS>();
-    scale_choice best = { 0, 0.0f };
-    for (uint n = 0; n < ROW_WARPS; ++n) {
-        const scale_choice other = memory.choices[turn][n][lane/LANES];
-        best = other.gain > best.gain ? other : best;
-    }
-    return best.code;
+    // Of two that gain the same it is the first one's; a warp that found none has a scale of 0.
+    static_assert(ROW_WARPS == 4, "");
+    const auto of = [&](uint n) { return memory.choices[turn][n][lane/LANES]; };
+    const auto better = [](const scale_choice & first, const scale_choice & second) { return second.gain > first.gain ? second : first; };
+    return better(better(of(0), of(1)), better(of(2), of(3))).scale;
 }
 
 // How the values of a lane are coded, in rows that have a kernel for their size.
 template <uint SIZE, bool BANDS, uint N> struct lane_codec {
     band_lane<SIZE, N>     band;
     scale_tries<OWN_TRIES> tries;
+    uint                   bits;
     float                  unit;
     uint                   table; // of nearest levels
 
@@ -391,7 +391,7 @@ template <uint SIZE, bool BANDS, uint N> struct lane_codec {
 
     __device__ __forceinline__ lane_codec(uint kind, const float * levels, uint warp, uint lane) :
         band(BANDS ? kind : KV_KIND_BAND4, levels, lane), tries(BANDS ? band.band.bits : kv_code_bits(kind), tries_of(kind), warp*OWN_TRIES),
-        unit(BANDS ? band.unit : kv_srft_unit(kv_code_bits(kind))), table(BANDS ? band.table_of(band.band.bits) : 0) {}
+        bits(BANDS ? band.band.bits : kv_code_bits(kind)), unit(BANDS ? band.unit : kv_srft_unit(kv_code_bits(kind))), table(BANDS ? band.table_of(band.band.bits) : 0) {}
 
     // The tables that codes are looked up in, by all warps. They have been filled when these have met.
     template <uint TABLES> static __device__ __forceinline__ void fill_tables(uint kind, group_memory<TABLES> & memory) {
@@ -482,12 +482,12 @@ template <uint SIZE, bool BANDS, uint N, uint TABLES> __device__ __forceinline__
         }
         choice = best_scale(x, codec.tries, table);
     }
-    const uint scale_code = best_of_warps<N>(choice, warp, lane, turn, memory);
+    const float scale = best_of_warps<N>(choice, warp, lane, turn, memory);
     uint8_t codes[N];
     float d[N];
-    code_values(x, scale_code, codec.unit, table, codes, d);
+    code_values(x, scale, codec.unit, table, codes, d);
     if (warp == 0) {
-        keep_codes<SIZE>(codes, scale_code, lane, kept);
+        keep_codes<SIZE>(codes, byte_of_scale(codec.bits, scale), lane, kept);
     }
     for (uint i = 0; i < N; ++i) {
         u[i] = kind == KV_DELTA_CHAINED ? fmaf(u[i], KV_DELTA_RHO, d[i]) : kind == KV_DELTA_ALONE ? d[i] - m[i] : d[i];

@@ -1,9 +1,12 @@
 // band4, band3, band2: differences in bands of 32 values, as ggml-ext/src/codec/band.rs stores them.
 //
 //     row     = scales: a byte for each band | chunk 0 | chunk 1 | ...     a chunk is two bands, the second has two bits less
-//     5 and 3   4 low bits of the first band | 2 low bits of the second | the high bits of both, one per value
-//     4 and 2   4 bits of the first band | 2 bits of the second
-//     3 and 1   2 low bits of the first band | the high bits of both, which are all that the second has
+//     5 and 3   byte v: value v of the second band | value v of the first << 3
+//     4 and 2   byte j: values j and j + 16 of the first band, 16 of them; then values j, j + 8, j + 16 and j + 24 of the second
+//     3 and 1   byte j: values j and j + 16 << 4, each of them of the first band | of the second << 3
+//
+// A code of 5 bits is a sign and one of sixteen magnitudes; the level of a code with a sign is the complement, -1 - magnitude.
+// Such a table is odd, so that its scale needs no sign: that bit is half a step.
 //
 // Levels of all widths are in one table, those of codes of b bits from place 2^b on.
 
@@ -16,12 +19,18 @@ using namespace metal;
 
 #define KV_BAND 32
 
+// Scales that are tried for codes of 5 bits: how many, and the first of them, in half steps from the one that maps the largest
+// value to the end of the table.
+#define KV_BAND_TRIES_5 6
+#define KV_BAND_FIRST_5 (-1)
+#define KV_BAND_SIGN_5 16
+
 // Where the codes of a band are.
 struct kv_band {
     uint bits;  // of a code
-    uint low;   // of them, side by side in bytes; what is beyond is a high bit
-    uint codes; // the first byte of the low bits
-    uint high;  // and of the high ones
+    uint codes; // the first byte
+    uint parts; // values that share a byte, 32/parts apart
+    uint shift; // where the code of the first of them begins
 };
 
 static inline kv_band kv_band_at(uint kind, uint size, uint band) {
@@ -30,13 +39,23 @@ static inline kv_band kv_band_at(uint kind, uint size, uint band) {
     const bool mixed = kind == KV_KIND_BAND3 && size % (4*KV_BAND) == 0 && half_of > 1;
     const uint wide = !mixed ? kv_code_bits(kind) + 1 : chunk < half_of ? 5 : 3;
     const uint before = mixed && chunk >= half_of ? 32*half_of + 16*(chunk - half_of) : 8*(wide - 1)*chunk;
-    const uint at = size/KV_BAND + before, low = wide == 3 ? 2 : 4;
     kv_band res;
     res.bits = wide - 2*second;
-    res.low = low - 2*second;
-    res.codes = at + 4*low*second;
-    res.high = at + 4*(2*low - 2) + 4*second;
+    res.codes = size/KV_BAND + before + (wide == 4 ? 16*second : 0);
+    res.parts = wide == 5 ? 1 : wide == 4 && second != 0 ? 4 : 2;
+    res.shift = (wide == 5 && second == 0) || (wide == 3 && second != 0) ? 3 : 0;
     return res;
+}
+
+// The code of value v, given its byte.
+static inline uint kv_band_code(uint bits, uint parts, uint shift, uint v, uint byte) {
+    return byte >> (shift + 8/parts*(v/(KV_BAND/parts))) & ((1u << bits) - 1);
+}
+
+// The scale of a byte: kv_srft_scale, with half steps where codes have 5 bits.
+static inline float kv_band_scale(uint bits, uint code) {
+    const uint c = code & 127;
+    return c == 0 ? 0.0f : as_type<float>((c << 20) + (120u << 23) + (code >> 7 << (bits == 5 ? 19 : 31)));
 }
 
 // What a level times its scale is multiplied by: the widest bands are not to shrink.
@@ -53,44 +72,47 @@ static inline void kv_band_levels(uint thread_index, threadgroup float * levels)
     }
 }
 
-// The place of the level that is nearest to y, by halves: `levels` are those of its width.
+// The code of the level that is nearest to y, by halves: `levels` are those of its width. Of 5 bits they lie on both sides of
+// -1/2, as far from it.
 static inline uint kv_band_nearest(threadgroup const float * levels, uint bits, float y) {
+    const bool odd = bits == 5;
+    const float x = odd ? fabs(y + 0.5f) - 0.5f : y;
     uint code = 0;
-    for (uint step = 1u << (bits - 1); step > 0; step /= 2) {
+    for (uint step = 1u << (odd ? 3 : bits - 1); step > 0; step /= 2) {
         const uint next = code + step;
-        code = y > 0.5f*(levels[next - 1] + levels[next]) ? next : code;
+        code = x > 0.5f*(levels[next - 1] + levels[next]) ? next : code;
     }
-    return code;
+    return odd && y <= -0.5f ? code + KV_BAND_SIGN_5 : code;
 }
 
-// Byte j of the low bits of a band, and of the high ones, from one code per value.
-static inline uchar kv_band_low(threadgroup const uchar * codes, uint bits, uint j) {
-    uint res = 0;
-    for (uint part = 0; part < 8/bits; ++part) {
-        res |= (codes[j + part*4*bits] & ((1u << bits) - 1)) << bits*part;
+// Byte j of a chunk, from one code per value.
+static inline uchar kv_band_byte(threadgroup const uchar * codes, uint wide, uint j) {
+    threadgroup const uchar * second = codes + KV_BAND;
+    if (wide == 5) {
+        return (uchar) (second[j] | codes[j] << 3);
     }
-    return (uchar) res;
+    if (wide == 3) {
+        return (uchar) (codes[j] | second[j] << 3 | codes[j + 16] << 4 | second[j + 16] << 7);
+    }
+    if (j < 16) {
+        return (uchar) (codes[j] | codes[j + 16] << 4);
+    }
+    second += j - 16;
+    return (uchar) (second[0] | second[8] << 2 | second[16] << 4 | second[24] << 6);
 }
 
-static inline uchar kv_band_high(threadgroup const uchar * codes, uint low, uint j) {
-    uint res = 0;
-    for (uint bit = 0; bit < 8; ++bit) {
-        res |= (uint) (codes[8*j + bit] >> low & 1) << bit;
+// The code of scale number `which` of those that are tried for a group with this largest value, sign included.
+static inline uint kv_band_try(float largest, uint bits, uint which) {
+    if (bits != 5) {
+        return kv_srft_try(largest, bits, which >= KV_SRFT_TRIES, which % KV_SRFT_TRIES);
     }
-    return (uchar) res;
+    const int steps = (int) (as_type<uint>(fabs(largest)*KV_SRFT_UNIT/127.0f) >> 19) - (120 << 4);
+    const int step = which < KV_BAND_TRIES_5 ? (int) which : KV_BAND_TRIES_5 - 1;
+    const uint code = (uint) clamp(steps + KV_BAND_FIRST_5 + step, 2, 255);
+    return code >> 1 | (code & 1) << 7;
 }
 
-// The codes of a band of a row, one for each value, to their bytes, by a simdgroup.
-static inline void kv_band_pack(threadgroup const uchar * codes, kv_band band, uint lane, device uchar * row) {
-    const uint low_bytes = 4*band.low, j = lane - low_bytes;
-    if (lane < low_bytes) {
-        row[band.codes + lane] = kv_band_low(codes, band.low, lane);
-    } else if (j < 4 && band.bits > band.low) {
-        row[band.high + j] = kv_band_high(codes, band.low, j);
-    }
-}
-
-// kv_srft_encode for bands: lanes have codes of different widths, and all try equally often.
+// kv_srft_encode for bands: lanes have codes of different widths, and all try equally often. Who is done tries the last scale again.
 static inline void kv_band_encode(
         threadgroup float * y, uint kind, uint size, threadgroup const float * all_levels, uint lane, device uchar * row) {
 #pragma METAL fp math_mode(safe)
@@ -115,8 +137,8 @@ static inline void kv_band_encode(
     uint best = 0;
     float gain = 0.0f;
     for (uint n = 0; n < 2*KV_SRFT_TRIES; ++n) {
-        const uint code = kv_srft_try(largest, bits, n >= KV_SRFT_TRIES, n % KV_SRFT_TRIES);
-        const float scale = kv_srft_scale(code)/KV_SRFT_UNIT, inverse = 1.0f/scale;
+        const uint code = kv_band_try(largest, bits, n);
+        const float scale = kv_band_scale(bits, code)/KV_SRFT_UNIT, inverse = 1.0f/scale;
         float2 sums = float2(0.0f);
         for (uint i = 0; i < count; ++i) {
             const float q = levels[kv_band_nearest(levels, bits, x[i]*inverse)];
@@ -129,7 +151,7 @@ static inline void kv_band_encode(
             best = code;
         }
     }
-    const float inverse = best == 0 ? 0.0f : KV_SRFT_UNIT/kv_srft_scale(best);
+    const float inverse = best == 0 ? 0.0f : KV_SRFT_UNIT/kv_band_scale(bits, best);
     for (uint i = 0; i < count; ++i) {
         if (mine) {
             codes[first_value + i] = best == 0 ? (uchar) 0 : (uchar) kv_band_nearest(levels, bits, x[i]*inverse);
@@ -139,7 +161,10 @@ static inline void kv_band_encode(
         row[first_value/KV_BAND] = (uchar) best;
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint n = 0; n < size/KV_BAND; ++n) {
-        kv_band_pack(codes + KV_BAND*n, kv_band_at(kind, size, n), lane, row);
+    for (uint n = 0; n < size/KV_BAND; n += 2) {
+        const kv_band wide = kv_band_at(kind, size, n);
+        if (lane < 8*(wide.bits - 1)) {
+            row[wide.codes + lane] = kv_band_byte(codes + KV_BAND*n, wide.bits, lane);
+        }
     }
 }

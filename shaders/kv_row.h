@@ -1,9 +1,9 @@
 // All that kernels know of the kinds of rows: ours, and ggml's f32, f16, bf16, q8_0 and q4_0. Every choice by kind that is not
 // for speed is made here, for Metal and CUDA alike.
 //
-// Stored levels come in chunks. A byte at place j of a chunk of c values holds value j, and with 4 or 2 bits a code also
-// the values behind it at steps of c/2 or c/4: so a loop over the bytes of a chunk meets every value once. The fifth, third or
-// only bit of a code is elsewhere.
+// Stored levels come in chunks. A byte at place j of a chunk of c values holds value j, and where 2 or 4 values share a byte also
+// those behind it at steps of c/2 or c/4: so a loop over the bytes of a chunk meets every value once. The third bit of a code
+// is elsewhere, but in bands, whose bytes may have bits of another band.
 //
 // Values are those of the domain that the kind's scores and sums are taken in: rotated, projected, or plain. delta's are
 // differences, which mean nothing without their group.
@@ -64,21 +64,24 @@ struct kv_chunk {
     uint count;
     uint parts; // values that share a byte
     uint bits;  // of a code
+    uint shift; // where the first code of a byte begins
     device const uchar * codes;
-    device const uchar * high; // of codes of 5, 3 and 1 bits the highest, eight in a byte
+    device const uchar * high; // of codes of 3 bits the highest, eight in a byte; not of bands
 };
 
 // The chunk that holds value i.
 static inline kv_chunk kv_row_chunk(device const uchar * row, uint kind, uint size, uint i) {
     kv_chunk chunk;
+    chunk.shift = 0;
     if (KV_KIND_IS_BAND(kind)) {
         const kv_band band = kv_band_at(kind, size, i/KV_BAND);
         chunk.start = i/KV_BAND*KV_BAND;
         chunk.count = KV_BAND;
-        chunk.parts = band.low == 4 ? 2 : 4;
+        chunk.parts = band.parts;
         chunk.bits = band.bits;
+        chunk.shift = band.shift;
         chunk.codes = row + band.codes;
-        chunk.high = row + band.high;
+        chunk.high = chunk.codes;
     } else if (!kv_is_plain(kind)) {
         const uint bits = kv_code_bits(kind);
         const uint2 place = kv_srft_chunk(size, i);
@@ -106,7 +109,7 @@ static inline float kv_row_scale(device const uchar * row, uint kind, uint size,
         return kv_norm(row, 0);
     }
     if (KV_KIND_IS_BAND(kind)) {
-        return kv_srft_scale(row[i/KV_BAND])*kv_band_unit(kind, size);
+        return kv_band_scale(kv_band_at(kind, size, i/KV_BAND).bits, row[i/KV_BAND])*kv_band_unit(kind, size);
     }
     if (!kv_is_plain(kind)) {
         const uint group = i/kv_srft_group(size);
@@ -117,6 +120,9 @@ static inline float kv_row_scale(device const uchar * row, uint kind, uint size,
 
 // The level of value `at` of a chunk, given the byte that holds it.
 static inline float kv_row_level(kv_chunk chunk, uint kind, uint at, uchar byte, threadgroup const float * levels) {
+    if (KV_KIND_IS_BAND(kind)) {
+        return levels[(1u << chunk.bits) + kv_band_code(chunk.bits, chunk.parts, chunk.shift, at, byte)];
+    }
     const uint part = at/(chunk.count/chunk.parts);
     if (chunk.parts == 1) {
         return (float) (char) byte;
@@ -124,11 +130,11 @@ static inline float kv_row_level(kv_chunk chunk, uint kind, uint at, uchar byte,
     if (kind == KV_KIND_Q4_0) {
         return (float) (byte >> 4*part & 15) - 8.0f;
     }
-    uint code = chunk.parts == 2 ? byte >> 4*part & 15 : chunk.bits == 1 ? 0 : byte >> 2*part & 3;
-    if (chunk.bits % 2 != 0) {
-        code |= (uint) (chunk.high[at/8] >> at % 8 & 1) << (chunk.bits - 1);
+    uint code = chunk.parts == 2 ? byte >> 4*part & 15 : byte >> 2*part & 3;
+    if (chunk.bits == 3) {
+        code |= (uint) (chunk.high[at/8] >> at % 8 & 1) << 2;
     }
-    return levels[KV_KIND_IS_BAND(kind) ? (1u << chunk.bits) + code : code];
+    return levels[code];
 }
 
 static inline float kv_float_at(device const uchar * at, uint kind) {

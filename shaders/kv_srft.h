@@ -18,28 +18,28 @@ using namespace metal;
 // Stored scales are relative to this.
 #define KV_SRFT_UNIT 128.0f
 // Fitting shrinks values by this part on average: they are read so much larger.
-#define KV_SRFT_KAPPA_5 1.0016f
+#define KV_SRFT_KAPPA_5 1.0015f
 #define KV_SRFT_KAPPA_4 1.0059f
 #define KV_SRFT_KAPPA_3 1.0251f
 #define KV_SRFT_KAPPA_2 1.1079f
 
-constant float kv_levels_5[32] = { -127.0f, -111.0f, -96.0f, -85.0f, -76.0f, -68.0f, -61.0f, -53.0f, -46.0f, -40.0f, -33.0f,
-                                   -27.0f,  -21.0f,  -15.0f, -9.0f,  -4.0f,  2.0f,   8.0f,   14.0f,  20.0f,  26.0f,  32.0f,
-                                   38.0f,   44.0f,   50.0f,  57.0f,  64.0f,  72.0f,  80.0f,  89.0f,  99.0f,  111.0f };
+// By code: a sign and a place among sixteen magnitudes, whose complement a code with a sign has. All others ascend.
+constant float kv_levels_5[32] = { 2.0f,   8.0f,   14.0f,  20.0f,  26.0f,  32.0f,  38.0f,  44.0f,  51.0f,  58.0f,  66.0f,
+                                   75.0f,  85.0f,  96.0f,  109.0f, 126.0f, -3.0f,  -9.0f,  -15.0f, -21.0f, -27.0f, -33.0f,
+                                   -39.0f, -45.0f, -52.0f, -59.0f, -67.0f, -76.0f, -86.0f, -97.0f, -110.0f, -127.0f };
 constant float kv_levels_4[16] = { -127.0f, -96.0f, -76.0f, -59.0f, -45.0f, -33.0f, -21.0f, -9.0f,
                                    3.0f,    15.0f,  28.0f,  41.0f,  56.0f,  72.0f,  92.0f,  117.0f };
 constant float kv_levels_3[8] = { -127.0f, -77.0f, -44.0f, -17.0f, 8.0f, 34.0f, 63.0f, 101.0f };
 constant float kv_levels_2[4] = { -127.0f, -44.0f, 18.0f, 88.0f };
 constant float kv_levels_1[2] = { -127.0f, 77.0f };
 // Scales that are tried, in steps of their code from the one that maps the largest value to the first level, and from the one
-// that maps it to the last; for codes of 1 to 5 bits. Of 4 bits there are three, and the last of them again.
+// that maps it to the last; for codes of 1 to 4 bits. Of 4 bits there are three, and the last of them again.
 #define KV_SRFT_TRIES 4
 #define KV_SRFT_TRIES_4 3 // of 4 bits
-constant int kv_search[5][2][KV_SRFT_TRIES] = { { { -12, -10, -9, -7 }, { -17, -15, -13, -11 } },
+constant int kv_search[4][2][KV_SRFT_TRIES] = { { { -12, -10, -9, -7 }, { -17, -15, -13, -11 } },
                                                 { { -5, -3, -2, -1 }, { -7, -6, -5, -4 } },
                                                 { { -2, -1, 0, 1 }, { -3, -2, -1, 0 } },
-                                                { { -1, 0, 1, 1 }, { -1, 0, 1, 1 } },
-                                                { { -1, 0, 1, 2 }, { -1, 0, 1, 2 } } };
+                                                { { -1, 0, 1, 1 }, { -1, 0, 1, 1 } } };
 
 // Bits of a code in a row of levels, of bands the mean: srft's, delta's differences, turbo's first stage.
 static inline uint kv_code_bits(uint kind) {
@@ -52,8 +52,9 @@ static inline uint kv_code_bits(uint kind) {
     return kind == KV_KIND_SRFT3 || kind == KV_KIND_DELTA3 || kind == KV_KIND_BAND3 || kind == KV_KIND_TURBO4 ? 3 : 2;
 }
 
+// Levels in ascending order, of 1 to 4 bits.
 static inline constant float * kv_srft_levels(uint bits) {
-    return bits == 4 ? kv_levels_4 : bits == 3 ? kv_levels_3 : bits == 2 ? kv_levels_2 : bits == 5 ? kv_levels_5 : kv_levels_1;
+    return bits == 4 ? kv_levels_4 : bits == 3 ? kv_levels_3 : bits == 2 ? kv_levels_2 : kv_levels_1;
 }
 
 // Values that share a scale.

@@ -131,7 +131,7 @@ bool ggml_ext_device_serves(ggml_backend_dev_t dev) {
 
 // Both ends must agree on what rows and sources of ops mean: raised with a version of any type's tables (src/table.rs), and with
 // what attention takes (2: precise rows of recent cells).
-static constexpr uint8_t RPC_VERSION = 4;
+static constexpr uint8_t RPC_VERSION = 5;
 
 uint8_t ggml_ext_rpc_greeting(const ggml_backend_t * backends, size_t n) {
     for (size_t i = 0; i < n; i++) {

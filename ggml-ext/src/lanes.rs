@@ -37,8 +37,8 @@ pub trait Simd: Copy {
     fn minus(self, b: Self) -> Self;
     /// `self * b + c`, rounded once.
     fn fma(self, b: Self, c: Self) -> Self;
-    /// self * 2^n for whole n, where neither is subnormal.
-    fn times_power_of_two(self, n: Self) -> Self;
+    /// The bits of each lane, shifted up into the exponent: 2^(n - 127) where the lowest of them are n, below 255; 0 for n = 0.
+    fn power_of_lowest_bits(self) -> Self;
     /// The larger of each pair; `b` where there is a NaN.
     fn max(self, b: Self) -> Self;
     /// The smaller of each pair; `b` where there is a NaN.
@@ -47,7 +47,7 @@ pub trait Simd: Copy {
     fn abs(self) -> Self;
     /// `yes` where self > limit, else `no`.
     fn above(self, limit: Self, yes: Self, no: Self) -> Self;
-    /// values[i], where i is how many of limits[1..] are below the lane. Limits ascend; N is 32, 16, 8, 4 or 2.
+    /// values[i], where i is how many of limits[1..] are below the lane. Limits ascend; N is 16, 8, 4 or 2.
     #[inline(always)]
     fn between<const N: usize>(self, limits: &[f32; N], values: &[f32; N]) -> Self {
         let mut value = Self::splat(values[0]);
@@ -176,8 +176,8 @@ impl Simd for Lanes {
     }
 
     #[inline(always)]
-    fn times_power_of_two(self, n: Lanes) -> Lanes {
-        self.zip(n, |a, n| f32::from_bits((a.to_bits() as i32).wrapping_add((n as i32) << 23) as u32))
+    fn power_of_lowest_bits(self) -> Lanes {
+        Lanes(self.0.map(|x| f32::from_bits(x.to_bits() << 23)))
     }
 
     // A call: without the instruction it is sixteen of them.
@@ -281,21 +281,24 @@ pub fn round_even<S: Simd>(x: S) -> S {
 /// 1.5 * 2^23: behind its last bit there is no fraction.
 const MAGIC: f32 = 12_582_912.0;
 
-/// e^x for x <= 0 with a relative error below 2e-7; 0 below -87; NaN stays.
+/// e^x for x <= 0 with a relative error below 2e-7; 0 below -87.7; NaN stays.
+///
+/// It is 2^n 2^f for the nearest whole n. What rounds to n has n + 127 in its lowest bits, which are the exponent of 2^n; of -127 that is
+/// no number but 0, so that nothing needs to be chosen in the end.
 #[inline(always)]
 pub fn exp_nonpositive<S: Simd>(x: S) -> S {
-    const LN2_HI: f32 = 0.693_359_4;
-    const LN2_LO: f32 = -2.121_944_4e-4;
-    let least = S::splat(-88.0).max(x);
-    let n = least.fma(S::splat(std::f32::consts::LOG2_E), S::splat(MAGIC)).minus(S::splat(MAGIC));
-    let r = n.fma(S::splat(-LN2_HI), least);
-    let r = n.fma(S::splat(-LN2_LO), r);
-    let mut p = S::splat(1.987_569_1e-4);
-    for c in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
-        p = p.fma(r, S::splat(c));
+    use std::f32::consts::{LN_2, LOG2_E};
+    const LOG2_E_LO: f32 = 1.925_963e-8;
+    let bound = S::splat(-88.02).max(x);
+    let (log2_e, magic) = (S::splat(LOG2_E), S::splat(MAGIC + 127.0));
+    let rounded = bound.fma(log2_e, magic);
+    let f = bound.fma(log2_e, magic.minus(rounded));
+    let f = bound.fma(S::splat(LOG2_E_LO), f);
+    let mut p = S::splat(1.330_026_8e-3);
+    for c in [9.669_709e-3, 5.550_56e-2, 2.402_228_1e-1, LN_2, 1.0] {
+        p = p.fma(f, S::splat(c));
     }
-    let e = p.times(r).fma(r, r).plus(S::splat(1.0));
-    S::splat(-87.0).above(x, S::splat(0.0), e.times_power_of_two(n))
+    p.times(rounded.power_of_lowest_bits())
 }
 
 #[cfg(test)]

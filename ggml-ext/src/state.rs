@@ -28,7 +28,7 @@
 //! The calibration is the digest of the matrices that keys were multiplied by before they were stored, and of the centers that values lost, 0 for none.
 //!
 //! A table that changes gets a new version in [`Concrete::version`]; a state of an older one is then decoded by the older
-//! table and written by the new. There is one version so far, and states of others are refused by name.
+//! table and written by the new. No older table is there, and states of other versions are refused by name.
 
 use crate::codec::delta::GROUP_CELLS;
 use crate::codec::RowFormat;

@@ -218,6 +218,13 @@ void quiet_and_loud() {
             }
         }
     }
+    // Scales near the end of halves, times weights.
+    for (int d : { 64, 128 }) {
+        AttentionCase c = make_case("srft8", "srft8", d, 1, 300);
+        c.loud = 12000.0f;
+        run(c);
+        run(with_recent(c, 1));
+    }
 }
 
 // CPY there and back, through the views that a context shift has, and of rows as they are.

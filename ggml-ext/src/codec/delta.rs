@@ -457,26 +457,93 @@ impl Flags {
 }
 
 impl Chain {
+    /// What rows pass on to each other.
+    #[inline(always)]
+    fn passes<S: Simd>(&self) -> Passes {
+        let mut passes = Passes { over: [[0.0; GROUP_CELLS]; 4], start: [0.0; GROUP_CELLS] };
+        for i in (0..GROUP_CELLS).step_by(LANES) {
+            for k in 0..4 {
+                only::<S>(self.runs[k] >> i, S::splat(POWERS[(1 << k) - 1])).store(&mut passes.over[k][i..]);
+            }
+            only::<S>(self.from_start >> i, S::load(&POWERS)).store(&mut passes.start[i..]);
+        }
+        passes
+    }
+
+    /// What each row takes of the ones before it.
+    #[inline(always)]
+    pub fn links<S: Simd>(&self) -> Links {
+        // Most groups are written in order, and each row hangs on the one before.
+        let passes = if self.runs[0] | 1 == u64::MAX { None } else { Some(self.passes::<S>()) };
+        Links { written: self.written, alone: self.alone, passes }
+    }
+}
+
+/// `x` where there are bits, else 0.
+#[inline(always)]
+fn only<S: Simd>(bits: u64, x: S) -> S {
+    S::splat(1.0).fma_where(bits as u16, x, S::splat(0.0))
+}
+
+/// A [`Chain`] as the scores of many query rows need it.
+pub struct Links {
+    written: u64,
+    alone: u64,
+    /// None: [`WHOLE`].
+    passes: Option<Passes>,
+}
+
+impl Links {
     /// Scores of differences become scores of keys: w_t = q.d_t + RHO w_(t-1), plus `base` = q.m; 0 for empty rows.
     ///
     /// Sixteen rows at a time: after steps over 1, 2, 4 and 8 rows each holds what all before it in the sixteen pass
     /// on, and the last of the sixteen before passes on to all.
     #[inline(always)]
     pub fn scores<S: Simd>(&self, scores: &mut [f32; GROUP_CELLS], base: f32) {
-        let (mut last, powers) = (0.0, S::load(&POWERS));
-        for (i, scores) in scores.chunks_exact_mut(LANES).enumerate() {
-            let bits = |mask: u64| (mask >> (LANES * i)) as u16;
-            let mut w = S::splat(-base).fma_where(bits(self.alone), S::splat(1.0), S::load(scores));
-            w = w.shifted::<1>().fma_where(bits(self.runs[0]), S::splat(POWERS[0]), w);
-            w = w.shifted::<2>().fma_where(bits(self.runs[1]), S::splat(POWERS[1]), w);
-            w = w.shifted::<4>().fma_where(bits(self.runs[2]), S::splat(POWERS[3]), w);
-            w = w.shifted::<8>().fma_where(bits(self.runs[3]), S::splat(POWERS[7]), w);
-            w = S::splat(last).fma_where(bits(self.from_start), powers, w);
+        let passes = self.passes.as_ref().unwrap_or(&WHOLE);
+        let (mut last, one) = (0.0, S::splat(1.0));
+        for i in (0..GROUP_CELLS).step_by(LANES) {
+            let mut w = S::load(&scores[i..]);
+            if self.alone != 0 {
+                w = S::splat(-base).fma_where((self.alone >> i) as u16, one, w);
+            }
+            w = w.shifted::<1>().fma(S::load(&passes.over[0][i..]), w);
+            w = w.shifted::<2>().fma(S::load(&passes.over[1][i..]), w);
+            w = w.shifted::<4>().fma(S::load(&passes.over[2][i..]), w);
+            w = w.shifted::<8>().fma(S::load(&passes.over[3][i..]), w);
+            w = S::splat(last).fma(S::load(&passes.start[i..]), w);
             last = w.last();
-            w.plus(S::splat(base)).fma_where(bits(self.written), S::splat(1.0), S::splat(0.0)).store(scores);
+            w = w.plus(S::splat(base));
+            if self.written != u64::MAX {
+                w = w.fma_where((self.written >> i) as u16, one, S::splat(0.0));
+            }
+            w.store(&mut scores[i..]);
         }
     }
 }
+
+/// What a row of a group takes of others: a factor for what the row 1, 2, 4 and 8 before it has come to, and for the last
+/// of the sixteen before; 0 where it does not hang on them.
+struct Passes {
+    over: [[f32; GROUP_CELLS]; 4],
+    start: [f32; GROUP_CELLS],
+}
+
+/// Where each row hangs on the one before. There is nothing before the first, whatever its factors.
+static WHOLE: Passes = {
+    let mut passes = Passes { over: [[0.0; GROUP_CELLS]; 4], start: [0.0; GROUP_CELLS] };
+    let mut i = 0;
+    while i < GROUP_CELLS {
+        let mut k = 0;
+        while k < 4 {
+            passes.over[k][i] = POWERS[(1 << k) - 1];
+            k += 1;
+        }
+        passes.start[i] = POWERS[i % LANES];
+        i += 1;
+    }
+    passes
+};
 
 /// The value of a slot, an f16 with flags, in steps that a vector unit has everywhere; what is not finite becomes 0.
 #[inline(always)]
@@ -555,15 +622,19 @@ mod tests {
             dots in prop::collection::vec(-10.0f32..10.0, GROUP_CELLS),
             high in any::<u64>(),
             low in any::<u64>(),
-            dense in any::<bool>(),
+            order in 0..3,
             base in -5.0f32..5.0,
         ) {
             // Most caches are written in order.
-            let (high, low) = if dense { (u64::MAX, high | low) } else { (high, low) };
+            let (high, low) = match order {
+                0 => (high, low),
+                1 => (u64::MAX, high | low),
+                _ => (u64::MAX, u64::MAX),
+            };
             let flags =
                 Flags { written: high | low, chained: high & low & (high | low) << 1, alone: low & !high };
             let mut scores: [f32; GROUP_CELLS] = dots.clone().try_into().unwrap();
-            flags.chain().scores::<Lanes>(&mut scores, base);
+            flags.chain().links::<Lanes>().scores::<Lanes>(&mut scores, base);
             let mut w = 0.0f64;
             for t in 0..GROUP_CELLS {
                 let is = |mask: u64| mask >> t & 1 != 0;

@@ -44,6 +44,8 @@ pub enum Scales {
     Codes {
         /// The factor.
         unit: f32,
+        /// Of the first so many groups those with even numbers have half steps instead of a sign.
+        halved: usize,
     },
     /// An f16 for each group, the first at the row's beginning, with so many bytes from one to the next; 0 where all groups
     /// have the same.

@@ -6,6 +6,12 @@
 //!
 //! Eight steps an octave from 0.009 to 480. The bits of c, shifted, are those of a float whose exponent is off by a
 //! constant: a reader needs no table.
+//!
+//! A group whose levels are odd has no use for a sign. Its scale has half steps instead, sixteen an octave:
+//!
+//! ```text
+//! code    h eeee mmm       0 where eeee mmm is, else   (1 + mmm / 8 + h / 16) * 2^(eeee - 7)
+//! ```
 
 use half::f16;
 
@@ -31,6 +37,32 @@ pub fn code_scale(code: u8) -> f32 {
 #[inline(always)]
 pub fn code_below(x: f32) -> i32 {
     (x.to_bits() >> BELOW) as i32 - (OFFSET >> BELOW) as i32
+}
+
+/// The scale of a code with half steps.
+#[inline(always)]
+pub fn half_step_scale(code: u8) -> f32 {
+    let half = u32::from(code >> 7) << (BELOW - 1);
+    match code & MAX_CODE {
+        0 => 0.0,
+        c => f32::from_bits(code_scale(c).to_bits() | half),
+    }
+}
+
+/// The largest scale with half steps that is not above x, as a count of half steps; below [`MIN_HALF_STEPS`] where there
+/// is none, and beyond [`MAX_HALF_STEPS`] where x is.
+#[inline(always)]
+pub fn half_steps_below(x: f32) -> i32 {
+    (x.to_bits() >> (BELOW - 1)) as i32 - (OFFSET >> (BELOW - 1)) as i32
+}
+
+pub const MIN_HALF_STEPS: i32 = 2;
+pub const MAX_HALF_STEPS: i32 = 255;
+
+/// The code of a count of half steps.
+#[inline(always)]
+pub fn half_step_code(steps: i32) -> u8 {
+    (steps as u8).rotate_right(1)
 }
 
 /// Stores a scale as f16, saturated, and returns what a reader will find.
@@ -67,5 +99,18 @@ mod tests {
             assert_eq!(code_below(want * 0.999), i32::from(code) - 1);
         }
         assert!(code_below(0.0) < 1 && code_below(1e6) > i32::from(MAX_CODE));
+    }
+
+    #[test]
+    fn half_steps_lie_between_the_scales() {
+        assert_eq!((half_step_scale(0), half_step_scale(0x80)), (0.0, 0.0));
+        for steps in MIN_HALF_STEPS..=MAX_HALF_STEPS {
+            let want = (1.0 + (steps % 16) as f32 / 16.0) * 2f32.powi(steps / 16 - 7);
+            assert_eq!(half_step_scale(half_step_code(steps)), want);
+            assert_eq!((half_steps_below(want), half_steps_below(want * 1.03)), (steps, steps));
+            assert_eq!(half_steps_below(want * 0.999), steps - 1);
+        }
+        assert_eq!(half_step_scale(half_step_code(2 * 40)), code_scale(40));
+        assert!(half_steps_below(0.0) < MIN_HALF_STEPS && half_steps_below(1e6) > MAX_HALF_STEPS);
     }
 }

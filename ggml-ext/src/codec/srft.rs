@@ -279,7 +279,7 @@ impl RowFormat for Srft {
             row_bytes: self.row_bytes(),
             scales: match self.bits {
                 8 => Scales::PerGroup { step: 2, unit: self.unit() },
-                _ => Scales::Codes { unit: self.unit() },
+                _ => Scales::Codes { unit: self.unit(), halved: 0 },
             },
             packing: Packing::Codes(self),
         }
@@ -336,28 +336,17 @@ pub(super) fn encode_group<S: Simd, const N: usize, const V: usize>(
         *x = S::load(&values[v * LANES..]);
     }
     let largest = signed_max(&x);
-    // Which squared error a scale leaves: sum(x^2) - gain.
-    let (mut best, mut gain) = (0u8, 0.0f32);
-    for (turn, search) in levels.search.into_iter().enumerate() {
+    let mut search = ScaleSearch::new(&x);
+    for (turn, tries) in levels.search.into_iter().enumerate() {
         let end = f32::from(levels.table[if turn == 0 { 0 } else { N - 1 }]);
         let sign = if (largest < 0.0) == (end < 0.0) { 0 } else { 0x80 };
         let first = code_below(largest.abs() * SCALE_UNIT / end.abs());
-        for offset in search {
+        for offset in tries {
             let code = (first + offset).clamp(1, i32::from(MAX_CODE)) as u8 | sign;
-            let scale = code_scale(code) / SCALE_UNIT;
-            let inverse = S::splat(SCALE_UNIT / code_scale(code));
-            let (mut xq, mut qq) = (S::splat(0.0), S::splat(0.0));
-            for &x in &x {
-                let q = x.times(inverse).between(&levels.middles, &levels.values);
-                xq = x.fma(q, xq);
-                qq = q.fma(q, qq);
-            }
-            let g = scale * (2.0 * xq.sum() - scale * qq.sum());
-            if g > gain {
-                (best, gain) = (code, g);
-            }
+            search.attempt(code, code_scale(code), levels);
         }
     }
+    let best = search.best;
     if best == 0 {
         codes.fill(0);
         return 0;
@@ -367,6 +356,50 @@ pub(super) fn encode_group<S: Simd, const N: usize, const V: usize>(
         x.times(inverse).between(&levels.middles, &levels.codes).store_bytes(&mut codes[v * LANES..]);
     }
     best
+}
+
+/// Levels. (A closure would be called, since it does not have its caller's instructions.)
+pub(super) trait Nearest {
+    /// The level that is nearest to each value.
+    fn nearest<S: Simd>(&self, x: S) -> S;
+}
+
+impl<const N: usize> Nearest for Levels<N> {
+    #[inline(always)]
+    fn nearest<S: Simd>(&self, x: S) -> S {
+        x.between(&self.middles, &self.values)
+    }
+}
+
+/// Looks for the scale that leaves a group the least squared error, sum(x^2) - gain.
+pub(super) struct ScaleSearch<'x, S, const V: usize> {
+    x: &'x [S; V],
+    /// The code of the best scale so far; 0: none is better than zeros.
+    pub best: u8,
+    gain: f32,
+}
+
+impl<'x, S: Simd, const V: usize> ScaleSearch<'x, S, V> {
+    #[inline(always)]
+    pub fn new(x: &'x [S; V]) -> Self {
+        ScaleSearch { x, best: 0, gain: 0.0 }
+    }
+
+    /// With what a reader finds for `code`.
+    #[inline(always)]
+    pub fn attempt(&mut self, code: u8, stored: f32, levels: &impl Nearest) {
+        let (scale, inverse) = (stored / SCALE_UNIT, S::splat(SCALE_UNIT / stored));
+        let (mut xq, mut qq) = (S::splat(0.0), S::splat(0.0));
+        for &x in self.x {
+            let q = levels.nearest(x.times(inverse));
+            xq = x.fma(q, xq);
+            qq = q.fma(q, qq);
+        }
+        let gain = scale * (2.0 * xq.sum() - scale * qq.sum());
+        if gain > self.gain {
+            (self.best, self.gain) = (code, gain);
+        }
+    }
 }
 
 /// 8 bits need no table and no search: the grid is even and fine.

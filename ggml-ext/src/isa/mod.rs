@@ -38,6 +38,18 @@ use std::sync::OnceLock;
 /// Cells of a block.
 pub const CELLS: usize = 64;
 
+/// Asks for what lies at `p`, or would; for what is read in another order than the processor foresees.
+#[inline(always)]
+pub fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has it, and it reads nothing.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 /// Rows of a matrix of f16 that are multiplied at a time.
 pub const MATRIX_ROWS: usize = 16;
 

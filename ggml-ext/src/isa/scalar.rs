@@ -125,6 +125,7 @@ pub unsafe fn frame_and_chain<S: Simd>(f: Delta, data: *const u8, stride: usize,
 /// As the shapes say.
 #[inline(always)]
 pub unsafe fn chain_scores<S: Simd>(chain: &Chain, m: &[f32], q: Matrix, factor: f32, rows: usize, scores: *mut f32) {
+    let links = chain.links::<S>();
     for r in 0..rows {
         // SAFETY: row r of q, as wide as m, and of the scores.
         let (q, scores) = unsafe {
@@ -134,7 +135,7 @@ pub unsafe fn chain_scores<S: Simd>(chain: &Chain, m: &[f32], q: Matrix, factor:
         for (q, m) in q.chunks_exact(LANES).zip(m.chunks_exact(LANES)) {
             sum = S::load(q).fma(S::load(m), sum);
         }
-        chain.scores::<S>(scores, sum.sum() * factor);
+        links.scores::<S>(scores, sum.sum() * factor);
     }
 }
 

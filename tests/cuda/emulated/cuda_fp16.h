@@ -34,3 +34,4 @@ inline __half2  __hmul2(__half2 a, __half2 b) { return { (float) a.x*(float) b.x
 inline __half2  __half2half2(__half x) { return { x, x }; }
 inline __half2  __habs2(__half2 x) { return { fabsf(x.x), fabsf(x.y) }; }
 inline unsigned __hne2_mask(__half2 a, __half2 b) { return ((float) a.x != (float) b.x ? 0xffffu : 0) | ((float) a.y != (float) b.y ? 0xffff0000u : 0); }
+inline unsigned __hgt2_mask(__half2 a, __half2 b) { return ((float) a.x > (float) b.x ? 0xffffu : 0) | ((float) a.y > (float) b.y ? 0xffff0000u : 0); }

@@ -67,12 +67,11 @@ inline float __uint_as_float(unsigned x) {
     return res;
 }
 
-// Beyond what an int holds, the nearest that it does.
-inline int __float2int_ru(float x) {
-    return x >= 2147483648.0f ? INT32_MAX : x <= -2147483648.0f ? INT32_MIN : (int) ceilf(x);
-}
-
 inline float    __fadd_rn(float a, float b) { return a + b; }
+inline float    __fadd_ru(float a, float b) {
+    const float sum = a + b;
+    return (double) sum < (double) a + (double) b ? nextafterf(sum, INFINITY) : sum;
+}
 inline float    __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float    __fsqrt_rn(float x) { return sqrtf(x); }
 inline float    __cosf(float x) { return cosf(x); }

@@ -12,6 +12,7 @@
 #include "../../ops/attention_case.h"
 
 #include <functional>
+#include <tuple>
 
 namespace {
 
@@ -82,6 +83,10 @@ void attention_of_all() {
                 attention(with_recent(c, turn++));
             }
         }
+    }
+    // The other widths of bands.
+    for (const auto & [k, v, d] : { std::tuple<const char *, const char *, int>{ "band4", "srft4", 128 }, { "band2", "srft2", 64 }, { "band3", "srft3", 256 } }) {
+        attention(make_case(k, v, d, 1, 150));
     }
     for (const AttentionCase & c : meanings_of(make_case("srft4", "srft4", 64, 5, 200))) {
         attention(c);

@@ -77,32 +77,6 @@ impl Words for __m256i {
             words_of_4(x)
         }
     }
-    #[inline(always)]
-    unsafe fn field<const SHIFT: u32, const MASK: u8>(self) -> Self {
-        unsafe {
-            let shifted = match SHIFT {
-                0 => self,
-                2 => _mm256_srli_epi16::<2>(self),
-                4 => _mm256_srli_epi16::<4>(self),
-                _ => _mm256_srli_epi16::<6>(self),
-            };
-            _mm256_and_si256(shifted, _mm256_set1_epi8(MASK as i8))
-        }
-    }
-    #[inline(always)]
-    unsafe fn byte_of_words(self, n: usize) -> Self {
-        unsafe {
-            let word = |i: i32| (4 * i + n as i32) * 0x0101_0101;
-            _mm256_shuffle_epi8(self, _mm256_broadcastsi128_si256(_mm_setr_epi32(word(0), word(1), word(2), word(3))))
-        }
-    }
-    #[inline(always)]
-    unsafe fn choose_by(self, bits: u32, set: Self, clear: Self) -> Self {
-        unsafe {
-            let bits = _mm256_set1_epi32(bits as i32);
-            _mm256_blendv_epi8(clear, set, _mm256_cmpeq_epi8(_mm256_and_si256(self, bits), bits))
-        }
-    }
 }
 
 /// Result j has word j of eight rows of 32 bytes.

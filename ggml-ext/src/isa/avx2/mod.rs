@@ -113,9 +113,8 @@ fn backwards(table: impl Fn(usize) -> f32) -> [f32; 8] {
 /// A CPU with AVX2.
 #[inline(always)]
 unsafe fn between<const N: usize>(x: __m256, limits: &[f32; N], values: &[f32; N]) -> __m256 {
-    // Eight entries of a table from `first` on.
-    let entry = |table: &dyn Fn(usize) -> f32, first: usize, at: __m256i| {
-        let eight = backwards(|i| table(first + i));
+    let entry = |table: &dyn Fn(usize) -> f32, at: __m256i| {
+        let eight = backwards(table);
         // SAFETY: eight are read.
         unsafe { _mm256_permutevar8x32_ps(_mm256_loadu_ps(eight.as_ptr()), at) }
     };
@@ -123,26 +122,15 @@ unsafe fn between<const N: usize>(x: __m256, limits: &[f32; N], values: &[f32; N
     unsafe {
         let greater = |limit: __m256| _mm256_cmp_ps::<_CMP_GT_OQ>(x, limit);
         let high = greater(_mm256_set1_ps(limits[N / 2]));
-        let (mut at, mut second) = (_mm256_castps_si256(high), high);
+        let mut at = _mm256_castps_si256(high);
         for k in 1..N.ilog2() {
             let limit = |i: usize| limits[((N >> (k + 1)) + i * (N >> k)) % N];
-            let above = greater(match k {
-                4 => _mm256_blendv_ps(entry(&limit, 0, at), entry(&limit, 8, at), high),
-                _ => entry(&limit, 0, at),
-            });
-            if k == 1 {
-                second = above;
-            }
+            let above = greater(entry(&limit, at));
             at = _mm256_add_epi32(_mm256_add_epi32(at, at), _mm256_castps_si256(above));
         }
-        let value = |i: usize| values[i % N];
-        let half = |first: usize| match N {
-            32 => _mm256_blendv_ps(entry(&value, first, at), entry(&value, first + 8, at), second),
-            _ => entry(&value, first, at),
-        };
         match N {
-            16 | 32 => _mm256_blendv_ps(half(0), half(N / 2), high),
-            _ => half(0),
+            16 => _mm256_blendv_ps(entry(&|i| values[i % N], at), entry(&|i| values[(8 + i) % N], at), high),
+            _ => entry(&|i| values[i % N], at),
         }
     }
 }
@@ -224,11 +212,10 @@ impl Simd for F32x16 {
         unsafe { F32x16(_mm256_sub_ps(self.0, b.0), _mm256_sub_ps(self.1, b.1)) }
     }
     #[inline(always)]
-    fn times_power_of_two(self, n: Self) -> Self {
+    fn power_of_lowest_bits(self) -> Self {
         unsafe {
-            let exponent = |n: __m256| _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
-            let add = |a: __m256, n: __m256| _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent(n)));
-            F32x16(add(self.0, n.0), add(self.1, n.1))
+            let up = |x: __m256| _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(x)));
+            F32x16(up(self.0), up(self.1))
         }
     }
     #[inline(always)]

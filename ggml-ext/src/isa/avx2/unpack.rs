@@ -6,8 +6,8 @@ use super::{columns, pairs};
 use crate::codec::levels::LevelLayout;
 use crate::codec::srft::LEVELS_4;
 use crate::isa::generic::{
-    by_bundles, code_bytes, code_shifts, first_shift, level_table, unpack_rows, unpack_scales, Bytes, PackedRows,
-    ScaleLanes, CODE_OFFSET, CODE_SHIFT,
+    by_bundles, code_bytes, code_shifts, first_shift, level_table, unpack_rows, unpack_scales, Bytes, HalvedBytes,
+    PackedRows, ScaleLanes, CODE_OFFSET, CODE_SHIFT,
 };
 use crate::isa::{LevelBlock, Role};
 use std::arch::x86_64::*;
@@ -87,6 +87,24 @@ impl Bytes for __m256i {
         unsafe { _mm256_blendv_epi8(clear, set, spread_bits(bits as u32)) }
     }
     #[inline(always)]
+    unsafe fn field<const SHIFT: u32, const MASK: u8>(self) -> Self {
+        unsafe {
+            let shifted = match SHIFT {
+                0 => self,
+                2 => _mm256_srli_epi16::<2>(self),
+                3 => _mm256_srli_epi16::<3>(self),
+                4 => _mm256_srli_epi16::<4>(self),
+                6 => _mm256_srli_epi16::<6>(self),
+                _ => unreachable!(),
+            };
+            _mm256_and_si256(shifted, _mm256_set1_epi8(MASK as i8))
+        }
+    }
+    #[inline(always)]
+    unsafe fn flipped_by(self, signs: Self) -> Self {
+        unsafe { _mm256_xor_si256(self, _mm256_cmpgt_epi8(_mm256_setzero_si256(), signs)) }
+    }
+    #[inline(always)]
     unsafe fn codes<const BITS: u32, const VALUES: usize>(p: *const u8, part: usize) -> Self {
         let bytes = code_bytes(BITS, VALUES);
         unsafe {
@@ -120,17 +138,16 @@ fn spread_bits(bits: u32) -> __m256i {
     _mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit)
 }
 
-/// The f16 numbers of codes, which are in the lower bytes of halves.
+/// The f16 numbers of codes, which are in the lower bytes of halves: bit 7 is the sign, or half a step. Code 0 is zero either way.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn halves_of_codes(codes: __m256i) -> __m256i {
+fn halves_of_codes(codes: __m256i, halved: HalvedBytes) -> __m256i {
+    let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(codes), _mm256_set1_epi32(halved.sign));
+    let half = _mm256_and_si256(_mm256_srli_epi16::<1>(codes), _mm256_set1_epi32(halved.half));
     let c = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
     let zero = _mm256_cmpeq_epi16(c, _mm256_setzero_si256());
-    let offset = _mm256_andnot_si256(zero, _mm256_set1_epi16(CODE_OFFSET));
-    let magnitude = _mm256_add_epi16(_mm256_slli_epi16::<CODE_SHIFT>(c), offset);
-    // The sign, bit 7, on top.
-    let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(codes), _mm256_set1_epi16(i16::MIN));
-    _mm256_or_si256(magnitude, sign)
+    let offset = _mm256_andnot_si256(zero, _mm256_or_si256(half, _mm256_set1_epi16(CODE_OFFSET)));
+    _mm256_or_si256(_mm256_add_epi16(_mm256_slli_epi16::<CODE_SHIFT>(c), offset), sign)
 }
 
 /// The f16 numbers in the lower halves of words, and those in the upper ones.
@@ -193,10 +210,11 @@ impl ScaleLanes for __m256 {
         }
     }
     #[inline(always)]
-    unsafe fn code_scales(words: __m256i) -> [Self; 4] {
+    unsafe fn code_scales(words: __m256i, halved: HalvedBytes) -> [Self; 4] {
         unsafe {
-            let even = widen_halves(halves_of_codes(words));
-            let odd = widen_halves(halves_of_codes(_mm256_srli_epi16::<8>(words)));
+            let even = halves_of_codes(words, halved);
+            let even = widen_halves(even);
+            let odd = widen_halves(halves_of_codes(_mm256_srli_epi16::<8>(words), HalvedBytes::NONE));
             [even[0], odd[0], even[1], odd[1]]
         }
     }

@@ -93,19 +93,8 @@ impl Words for __m512i {
         unsafe { words_of_4(sixteens(p, opaque(stride))) }
     }
     #[inline(always)]
-    unsafe fn field<const SHIFT: u32, const MASK: u8>(self) -> Self {
-        unsafe { _mm512_and_si512(_mm512_srli_epi16::<SHIFT>(self), _mm512_set1_epi8(MASK as i8)) }
-    }
-    #[inline(always)]
-    unsafe fn byte_of_words(self, n: usize) -> Self {
-        unsafe {
-            let word = |i: i32| (4 * i + n as i32) * 0x0101_0101;
-            _mm512_shuffle_epi8(self, _mm512_broadcast_i32x4(_mm_setr_epi32(word(0), word(1), word(2), word(3))))
-        }
-    }
-    #[inline(always)]
-    unsafe fn choose_by(self, bits: u32, set: Self, clear: Self) -> Self {
-        unsafe { _mm512_mask_mov_epi8(clear, _mm512_test_epi8_mask(self, _mm512_set1_epi32(bits as i32)), set) }
+    unsafe fn eight_words(p: *const u8, stride: usize) -> [Self; 8] {
+        unsafe { codes(p, opaque(stride)) }
     }
 }
 

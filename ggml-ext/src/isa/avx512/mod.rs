@@ -106,21 +106,13 @@ unsafe fn vnni_weigh_levels(v: LevelBlock, _n: usize, weights: *const f32, rows:
 #[derive(Clone, Copy)]
 pub(super) struct F32x16(__m512);
 
-/// Entries of a table of up to 32.
+/// Entries of a table of up to 16.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn entry<const N: usize>(table: &[f32; N], at: __m512i) -> __m512 {
+    const { assert!(N <= 16) };
     // SAFETY: N are read.
-    unsafe {
-        if N <= 16 {
-            return _mm512_permutexvar_ps(
-                at,
-                _mm512_maskz_loadu_ps(0xffff >> 16usize.saturating_sub(N), table.as_ptr()),
-            );
-        }
-        let [low, high] = [0, 16].map(|first| _mm512_loadu_ps(table[first..first + 16].as_ptr()));
-        _mm512_permutex2var_ps(low, at, high)
-    }
+    unsafe { _mm512_permutexvar_ps(at, _mm512_maskz_loadu_ps(0xffff >> (16 - N), table.as_ptr())) }
 }
 
 #[expect(
@@ -165,8 +157,8 @@ impl Simd for F32x16 {
         F32x16(unsafe { _mm512_sub_ps(self.0, b.0) })
     }
     #[inline(always)]
-    fn times_power_of_two(self, n: Self) -> Self {
-        F32x16(unsafe { _mm512_scalef_ps(self.0, n.0) })
+    fn power_of_lowest_bits(self) -> Self {
+        F32x16(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(self.0))) })
     }
     #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {

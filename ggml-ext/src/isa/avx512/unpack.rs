@@ -6,8 +6,8 @@ use super::{quads, BIAS};
 use crate::codec::levels::LevelLayout;
 use crate::codec::srft::LEVELS_4;
 use crate::isa::generic::{
-    by_bundles, code_bytes, code_shifts, level_table, opaque, unpack_rows, unpack_scales, Bytes, PackedRows,
-    ScaleLanes, CODE_OFFSET, CODE_SHIFT,
+    by_bundles, code_bytes, code_shifts, level_table, opaque, unpack_rows, unpack_scales, Bytes, HalvedBytes,
+    PackedRows, ScaleLanes, CODE_OFFSET, CODE_SHIFT,
 };
 use crate::isa::{LevelBlock, Role, BUNDLE, CELLS};
 use std::arch::x86_64::*;
@@ -78,6 +78,15 @@ impl Bytes for __m512i {
     #[inline(always)]
     unsafe fn choose(bits: u64, set: Self, clear: Self) -> Self {
         unsafe { _mm512_mask_blend_epi8(bits, clear, set) }
+    }
+    #[inline(always)]
+    unsafe fn field<const SHIFT: u32, const MASK: u8>(self) -> Self {
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<SHIFT>(self), _mm512_set1_epi8(MASK as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn flipped_by(self, signs: Self) -> Self {
+        // -1 - x
+        unsafe { _mm512_mask_sub_epi8(self, _mm512_movepi8_mask(signs), _mm512_set1_epi8(-1), self) }
     }
     #[inline(always)]
     unsafe fn codes<const BITS: u32, const VALUES: usize>(p: *const u8, _part: usize) -> Self {
@@ -159,10 +168,11 @@ impl ScaleLanes for __m512 {
         unsafe { finite_halves(words).map(|halves| _mm512_cvtph_ps(halves)) }
     }
     #[inline(always)]
-    unsafe fn code_scales(words: __m512i) -> [Self; 4] {
+    unsafe fn code_scales(words: __m512i, halved: HalvedBytes) -> [Self; 4] {
         unsafe {
-            let even = halves(halves_of_codes(words));
-            let odd = halves(halves_of_codes(_mm512_srli_epi16::<8>(words)));
+            let even = halves_of_codes(words, halved);
+            let even = halves(even);
+            let odd = halves(halves_of_codes(_mm512_srli_epi16::<8>(words), HalvedBytes::NONE));
             [_mm512_cvtph_ps(even[0]), _mm512_cvtph_ps(odd[0]), _mm512_cvtph_ps(even[1]), _mm512_cvtph_ps(odd[1])]
         }
     }
@@ -188,16 +198,16 @@ pub(super) unsafe fn sixteens(p: *const u8, stride: usize) -> [__m512i; 4] {
     out
 }
 
-/// The f16 numbers of codes, which are in the lower bytes of halves.
+/// The f16 numbers of codes, which are in the lower bytes of halves: bit 7 is the sign, or half a step. Code 0 is zero either way.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn halves_of_codes(codes: __m512i) -> __m512i {
+fn halves_of_codes(codes: __m512i, halved: HalvedBytes) -> __m512i {
+    let sign = _mm512_and_si512(_mm512_slli_epi16::<8>(codes), _mm512_set1_epi32(halved.sign));
+    let half = _mm512_and_si512(_mm512_srli_epi16::<1>(codes), _mm512_set1_epi32(halved.half));
     let c = _mm512_and_si512(codes, _mm512_set1_epi16(0x7f));
     let shifted = _mm512_slli_epi16::<{ CODE_SHIFT as u32 }>(c);
-    let magnitude = _mm512_mask_add_epi16(c, _mm512_test_epi16_mask(c, c), shifted, _mm512_set1_epi16(CODE_OFFSET));
-    // The sign, bit 7, on top.
-    let sign = _mm512_and_si512(_mm512_slli_epi16::<8>(codes), _mm512_set1_epi16(i16::MIN));
-    _mm512_or_si512(magnitude, sign)
+    let offset = _mm512_or_si512(half, _mm512_set1_epi16(CODE_OFFSET));
+    _mm512_or_si512(_mm512_mask_add_epi16(c, _mm512_test_epi16_mask(c, c), shifted, offset), sign)
 }
 
 /// The f16 numbers in the lower halves of words, and those in the upper ones; NaN and infinities become zero.

@@ -1,7 +1,7 @@
 //! Levels of a row, a register at a time: what is different from packing to packing.
 
 use super::{code_bytes, level_table, Bytes, CHUNK};
-use crate::codec::band::{levels_of, Band, BAND};
+use crate::codec::band::{levels_of, Band, BAND, MAGNITUDES_5};
 use crate::codec::plain::{Blocks, BLOCK};
 use crate::codec::qjl::{self, Qjl};
 use crate::codec::srft::{Srft, LEVELS_2, LEVELS_3, LEVELS_4};
@@ -196,32 +196,22 @@ impl<T: Bytes, const FIRST: u32, const SECOND: u32> Chunks<T> for BandChunks<T, 
     }
 }
 
-/// The levels of two bands, the first of WIDE bits: by the low bits of codes, where the high bit is clear and where it is
-/// set. A register of two bands has a table for each.
+/// Tables for the levels of two bands, the first of WIDE bits. A register of both bands has them side by side.
 #[derive(Clone, Copy)]
 struct BandTables<T, const WIDE: u32> {
-    clear: [T; 2],
-    set: [T; 2],
+    tables: [T; 2],
 }
 
 impl<T: Bytes, const WIDE: u32> BandTables<T, WIDE> {
     #[inline(always)]
     unsafe fn new(bias: u8) -> Self {
-        let (first, second) = (levels_of(WIDE), levels_of(WIDE - 2));
         // SAFETY: the caller's promise is passed on.
         unsafe {
-            let side_by_side = |first: &[i8], second: &[i8]| {
-                let tables = [first, second].map(|levels| T::table(level_table(levels, bias)));
-                match T::COUNT {
-                    CHUNK => [T::choose(u64::MAX >> (64 - BAND), tables[0], tables[1]); 2],
-                    _ => tables,
-                }
-            };
-            if WIDE == 4 {
-                return BandTables { clear: side_by_side(first, second), set: side_by_side(first, second) };
+            let tables = band_tables(WIDE, bias).map(|table| T::table(table));
+            match T::COUNT {
+                CHUNK => BandTables { tables: [side_by_side(tables[0], tables[1]); 2] },
+                _ => BandTables { tables },
             }
-            let ((a, b), (c, d)) = (first.split_at(first.len() / 2), second.split_at(second.len() / 2));
-            BandTables { clear: side_by_side(a, c), set: side_by_side(b, d) }
         }
     }
 
@@ -232,29 +222,56 @@ impl<T: Bytes, const WIDE: u32> BandTables<T, WIDE> {
     #[inline(always)]
     unsafe fn of(self, p: *const u8, part: usize) -> T {
         let band = part * T::COUNT / BAND;
-        let wide = if WIDE == 3 { code_bytes(2, BAND) } else { code_bytes(4, BAND) };
-        let narrow = if WIDE == 3 { 0 } else { code_bytes(2, BAND) };
         // SAFETY: the caller's promise: parts of a band, or both bands one after the other.
         unsafe {
-            let first = || match WIDE {
-                3 => T::codes::<2, BAND>(p, part),
-                _ => T::codes::<4, BAND>(p, part),
+            let pick = |first: T, second: T| match (T::COUNT, band) {
+                (CHUNK, _) => side_by_side(first, second),
+                (_, 0) => first,
+                _ => second,
             };
-            let second = || match WIDE {
-                3 => T::splat(0),
-                _ => T::codes::<2, BAND>(p.add(wide), part % (BAND / T::COUNT).max(1)),
-            };
-            let low = match (T::COUNT, band) {
-                (CHUNK, _) => T::choose(u64::MAX >> (64 - BAND), first(), second()),
-                (_, 0) => first(),
-                _ => second(),
-            };
-            let clear = self.clear[band % 2].lookup(low);
-            if WIDE == 4 {
-                return clear;
+            let table = self.tables[band % 2];
+            match WIDE {
+                5 => {
+                    let both = T::codes::<8, BAND>(p, part);
+                    let levels = table.lookup(pick(both.field::<3, 15>(), both.field::<0, 7>()));
+                    levels.flipped_by(pick(both, T::splat(0)))
+                }
+                4 => {
+                    let narrow = p.add(code_bytes(4, BAND));
+                    let second = || T::codes::<2, BAND>(narrow, part % (BAND / T::COUNT).max(1));
+                    table.lookup(match (T::COUNT, band) {
+                        (CHUNK, _) => side_by_side(T::codes::<4, BAND>(p, part), second()),
+                        (_, 0) => T::codes::<4, BAND>(p, part),
+                        _ => second(),
+                    })
+                }
+                _ => table.lookup(T::codes::<4, BAND>(p, part)),
             }
-            T::choose(bits::<T, CHUNK>(p.add(wide + narrow), part), self.set[band % 2].lookup(low), clear)
         }
+    }
+}
+
+/// Bytes of the first band, then of the second.
+#[inline(always)]
+unsafe fn side_by_side<T: Bytes>(first: T, second: T) -> T {
+    // SAFETY: the caller's promise is passed on.
+    unsafe { T::choose(u64::MAX >> (64 - BAND), first, second) }
+}
+
+/// The tables of the two bands of a chunk, for what is looked up: magnitudes of 5 bits, the codes of others, and the four bits
+/// of a value in both bands of 3 and 1 bits.
+#[inline(always)]
+pub(super) fn band_tables(wide: u32, bias: u8) -> [[u8; 16]; 2] {
+    match wide {
+        5 => [level_table(&MAGNITUDES_5, bias), level_table(levels_of(3), bias)],
+        3 => {
+            let mut narrow = [0; 16];
+            for (i, level) in narrow.iter_mut().enumerate() {
+                *level = levels_of(1)[i / 8];
+            }
+            [level_table(levels_of(3), bias), level_table(&narrow, bias)]
+        }
+        _ => [level_table(levels_of(wide), bias), level_table(levels_of(wide - 2), bias)],
     }
 }
 

@@ -25,7 +25,7 @@ mod scales;
 pub use bands::{unpack_bands, Words};
 pub use chunks::{BandChunks, BlockChunks, Chunks, CodeChunks, SignChunks, TurboChunks};
 pub use rows::{by_bundles, unpack_rows, unpack_turned, PackedRows};
-pub use scales::{unpack_scales, ScaleLanes, CODE_OFFSET, CODE_SHIFT};
+pub use scales::{unpack_scales, HalvedBytes, ScaleLanes, CODE_OFFSET, CODE_SHIFT};
 
 use crate::codec::polar::Polar;
 use std::arch::asm;
@@ -61,6 +61,12 @@ pub trait Bytes: Copy {
 
     /// Byte i of `set` where bit i is one, of `clear` where it is zero.
     unsafe fn choose(bits: u64, set: Self, clear: Self) -> Self;
+
+    /// MASK of each byte, from bit SHIFT on.
+    unsafe fn field<const SHIFT: u32, const MASK: u8>(self) -> Self;
+
+    /// The complement of bytes where `signs` has bit 7, the others as they are.
+    unsafe fn flipped_by(self, signs: Self) -> Self;
 
     /// Codes of 2, 4 or 8 bits of values COUNT * part .. COUNT * (part + 1), where VALUES are packed together: byte b has
     /// the codes of values b, b + bytes, b + 2 * bytes, … from its lowest bits on. Codes repeat from value VALUES on.

@@ -28,8 +28,9 @@ pub trait ScaleLanes: Copy {
     /// The f16 in the lower halves of words and those in the upper ones; NaN and infinities become zero.
     unsafe fn finite_halves(words: Self::Words) -> [Self; 2];
 
-    /// The scales of the codes in bytes 0, 1, 2 and 3 of words, over [`CODE_UNIT`].
-    unsafe fn code_scales(words: Self::Words) -> [Self; 4];
+    /// The scales of the codes in bytes 0, 1, 2 and 3 of words, over [`CODE_UNIT`]. Bytes 0 and 2 may have half steps
+    /// instead of a sign.
+    unsafe fn code_scales(words: Self::Words, halved: HalvedBytes) -> [Self; 4];
 
     /// Stores the scales times `unit`.
     unsafe fn store_scaled(self, unit: f32, to: *mut f32);
@@ -41,6 +42,32 @@ pub const CODE_UNIT: f32 = 128.0;
 pub const CODE_SHIFT: i32 = 7;
 pub const CODE_OFFSET: i16 = 1 << 10;
 
+/// Where a word has the sign of an f16 in bytes 0 and 2, and where the half step, from bit 7 of those bytes.
+#[derive(Clone, Copy)]
+pub struct HalvedBytes {
+    pub sign: i32,
+    pub half: i32,
+}
+
+impl HalvedBytes {
+    /// Both are signs.
+    pub const NONE: HalvedBytes = HalvedBytes { sign: 0x8000_8000u32 as i32, half: 0 };
+
+    /// Of the groups `first` and `first + 2`, where those below `halved` have half steps.
+    #[inline(always)]
+    fn new(first: usize, halved: usize) -> Self {
+        let mut bytes = HalvedBytes { sign: 0, half: 0 };
+        for n in 0..2 {
+            if first + 2 * n < halved {
+                bytes.half |= 1 << (CODE_SHIFT - 1) << (16 * n);
+            } else {
+                bytes.sign |= 1 << 15 << (16 * n);
+            }
+        }
+        bytes
+    }
+}
+
 /// The scales of whole bundles of rows.
 ///
 /// # Safety
@@ -50,7 +77,8 @@ pub unsafe fn unpack_scales<S: ScaleLanes>(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match rows.layout.scales {
-            Scales::Codes { unit } => codes::<S>(rows, unit * CODE_UNIT, out),
+            Scales::Codes { unit, halved: 0 } => codes::<S, false>(rows, unit * CODE_UNIT, 0, out),
+            Scales::Codes { unit, halved } => codes::<S, true>(rows, unit * CODE_UNIT, halved, out),
             Scales::PerGroup { step, unit } => per_group::<S>(rows, step, unit, out),
             Scales::PerHalf(units) => per_half::<S>(rows, units, out),
         }
@@ -59,7 +87,7 @@ pub unsafe fn unpack_scales<S: ScaleLanes>(rows: PackedRows, out: LevelBlock) {
 
 /// One byte for each group.
 #[inline(always)]
-unsafe fn codes<S: ScaleLanes>(rows: PackedRows, unit: f32, out: LevelBlock) {
+unsafe fn codes<S: ScaleLanes, const HALVED: bool>(rows: PackedRows, unit: f32, halved: usize, out: LevelBlock) {
     let groups = rows.layout.values / rows.layout.scale_group;
     for first in (0..rows.n).step_by(S::ROWS) {
         // SAFETY: as many rows and cells of the block; codes follow the scales.
@@ -71,7 +99,8 @@ unsafe fn codes<S: ScaleLanes>(rows: PackedRows, unit: f32, out: LevelBlock) {
                     if g >= groups {
                         break;
                     }
-                    let [a, b, c, d] = S::code_scales(words);
+                    let halved = if HALVED { HalvedBytes::new(g, halved) } else { HalvedBytes::NONE };
+                    let [a, b, c, d] = S::code_scales(words, halved);
                     a.store_scaled(unit, to);
                     if g + 1 < groups {
                         b.store_scaled(unit, to.add(BUNDLE));

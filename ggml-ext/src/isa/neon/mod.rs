@@ -230,11 +230,8 @@ impl Simd for F32x16 {
         self.zip(b, |a, b| unsafe { vsubq_f32(a, b) })
     }
     #[inline(always)]
-    fn times_power_of_two(self, n: Self) -> Self {
-        self.zip(n, |a, n| unsafe {
-            let exponent = vshlq_n_s32::<23>(vcvtq_s32_f32(n));
-            vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(a), exponent))
-        })
+    fn power_of_lowest_bits(self) -> Self {
+        F32x16::by_register(|i| unsafe { vreinterpretq_f32_s32(vshlq_n_s32::<23>(vreinterpretq_s32_f32(self.0[i]))) })
     }
     #[inline(always)]
     fn fma(self, b: Self, c: Self) -> Self {

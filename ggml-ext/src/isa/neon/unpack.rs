@@ -6,8 +6,8 @@ use crate::codec::levels::{LevelLayout, Packing};
 use crate::codec::srft::{Srft, LEVELS_4};
 use crate::codec::RowFormat;
 use crate::isa::generic::{
-    self, by_bundles, code_bytes, code_shifts, first_shift, unpack_rows, unpack_scales, with_chunks, Bytes, PackedRows,
-    ScaleLanes, CODE_OFFSET, CODE_SHIFT,
+    self, by_bundles, code_bytes, code_shifts, first_shift, unpack_rows, unpack_scales, with_chunks, Bytes,
+    HalvedBytes, PackedRows, ScaleLanes, CODE_OFFSET, CODE_SHIFT,
 };
 use crate::isa::{LevelBlock, Role};
 use std::arch::aarch64::*;
@@ -143,6 +143,17 @@ impl Bytes for int8x16_t {
         }
     }
     #[inline(always)]
+    unsafe fn field<const SHIFT: u32, const MASK: u8>(self) -> Self {
+        unsafe {
+            let shifted = vshlq_u8(vreinterpretq_u8_s8(self), vdupq_n_s8(-(SHIFT as i8)));
+            vreinterpretq_s8_u8(vandq_u8(shifted, vdupq_n_u8(MASK)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn flipped_by(self, signs: Self) -> Self {
+        unsafe { veorq_s8(self, vshrq_n_s8::<7>(signs)) }
+    }
+    #[inline(always)]
     unsafe fn codes<const BITS: u32, const VALUES: usize>(p: *const u8, part: usize) -> Self {
         let bytes = code_bytes(BITS, VALUES);
         unsafe {
@@ -162,16 +173,17 @@ impl Bytes for int8x16_t {
     }
 }
 
-/// The f16 numbers of codes, which are in the lower bytes of halves.
+/// The f16 numbers of codes, which are in the lower bytes of halves: bit 7 is the sign, or half a step. Code 0 is zero either way.
 #[inline(always)]
-fn halves_of_codes(codes: uint16x8_t) -> uint32x4_t {
+fn halves_of_codes(codes: uint16x8_t, halved: HalvedBytes) -> uint32x4_t {
     // SAFETY: NEON is always there.
     unsafe {
+        let bits = |word: i32| vreinterpretq_u16_s32(vdupq_n_s32(word));
+        let sign = vandq_u16(vshlq_n_u16::<8>(codes), bits(halved.sign));
+        let half = vandq_u16(vshrq_n_u16::<1>(codes), bits(halved.half));
         let c = vandq_u16(codes, vdupq_n_u16(0x7f));
-        let offset = vandq_u16(vtstq_u16(c, c), vdupq_n_u16(CODE_OFFSET as u16));
+        let offset = vandq_u16(vtstq_u16(c, c), vorrq_u16(half, vdupq_n_u16(CODE_OFFSET as u16)));
         let magnitude = vaddq_u16(vshlq_n_u16::<CODE_SHIFT>(c), offset);
-        // The sign, bit 7, on top.
-        let sign = vandq_u16(vshlq_n_u16::<8>(codes), vdupq_n_u16(0x8000));
         vreinterpretq_u32_u16(vorrq_u16(magnitude, sign))
     }
 }
@@ -209,10 +221,11 @@ impl ScaleLanes for float32x4_t {
         }
     }
     #[inline(always)]
-    unsafe fn code_scales(words: uint32x4_t) -> [Self; 4] {
+    unsafe fn code_scales(words: uint32x4_t, halved: HalvedBytes) -> [Self; 4] {
         unsafe {
             let words = vreinterpretq_u16_u32(words);
-            let (even, odd) = (halves_of_codes(words), halves_of_codes(vshrq_n_u16::<8>(words)));
+            let even = halves_of_codes(words, halved);
+            let odd = halves_of_codes(vshrq_n_u16::<8>(words), HalvedBytes::NONE);
             [
                 fcvtl(vmovn_u32(even)),
                 fcvtl(vmovn_u32(odd)),
