@@ -60,8 +60,8 @@ pub trait Simd: Copy {
     fn fma_where(self, mask: u16, b: Self, c: Self) -> Self;
     /// Lane i becomes lane i + N, for N = 1, 2, 4 or 8; zeros below.
     fn shifted<const N: usize>(self) -> Self;
-    /// The last lane.
-    fn last(self) -> f32;
+    /// The last four lanes, four times.
+    fn last_four(self) -> Self;
     /// Bit BIT of each of sixteen words.
     fn bits<const BIT: u32>(words: &[u32]) -> u16;
     /// Sixteen words, `stride` bytes apart, which is less than 2^27.
@@ -239,8 +239,8 @@ impl Simd for Lanes {
     }
 
     #[inline(always)]
-    fn last(self) -> f32 {
-        self.0[LANES - 1]
+    fn last_four(self) -> Lanes {
+        Lanes(std::array::from_fn(|i| self.0[LANES - 4 + i % 4]))
     }
 
     #[inline(always)]

@@ -59,7 +59,7 @@ fn all() -> Vec<Loop> {
     let mut loops: Vec<Loop> = ALONE.map(|t| Loop { pair: [t, t], size: 128, what: What::Encode }).into();
     loops.extend(PAIRS.map(|pair| attention(pair, 64, 3, 1)));
     loops.extend(PAIRS.map(|pair| attention(pair, 128, 4, 1)));
-    loops.push(attention(["srft4", "srft4"], 64, 3, 48));
+    loops.extend([["srft4", "srft4"], ["delta4", "srft4"]].map(|pair| attention(pair, 64, 3, 48)));
     loops
 }
 
@@ -153,8 +153,8 @@ impl Attention {
     fn new(kinds: [Concrete; 2], group: usize, queries: usize, cells: usize) -> Result<Attention> {
         let size = kinds[0].head_size;
         let mut rows = kinds.map(|kind| vec![0u8; cells * kind.row_bytes()]);
-        for ((seed, kind), rows) in (1..).zip(kinds).zip(&mut rows) {
-            succeeded(encode(kind, &values(cells * size, seed), rows))?;
+        for ((kind, x), rows) in kinds.into_iter().zip([keys(cells, size), values(cells * size, 2)]).zip(&mut rows) {
+            succeeded(encode(kind, &x, rows))?;
         }
         Ok(Attention {
             rows,
@@ -223,6 +223,18 @@ fn values(n: usize, seed: u64) -> Vec<f32> {
     let mut uniform = || noise.uniform() - 0.5;
     // Four of them are near enough to a normal value.
     (0..n).map(|_| (0..4).map(|_| uniform()).sum::<f32>() * 1.7).collect()
+}
+
+/// Keys that follow each other as real ones do, about a mean: almost every row of delta and bands hangs on the one before.
+fn keys(cells: usize, size: usize) -> Vec<f32> {
+    let (mut keys, mean) = (values(cells * size, 1), values(size, 4));
+    for i in size..keys.len() {
+        keys[i] = 0.4 * keys[i] + 0.9 * keys[i - size];
+    }
+    for (x, mean) in keys.iter_mut().zip(mean.iter().cycle()) {
+        *x += 3.0 * mean;
+    }
+    keys
 }
 
 /// Counts the chosen loops and prints `short long` of each, a line each.

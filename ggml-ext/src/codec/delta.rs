@@ -427,123 +427,177 @@ const POWERS: [f32; LANES] = {
     powers
 };
 
+/// What four rows are worth to those 4, 8, 12 and 16 behind them.
+const CARRIED: [f32; LANES] = {
+    let (mut carried, mut i) = ([0.0; LANES], 0);
+    while i < LANES {
+        carried[i] = POWERS[i | 3];
+        i += 1;
+    }
+    carried
+};
+
 /// Which rows of a group pass on to which: what the scores of a block have in common for all queries.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {
     written: u64,
     alone: u64,
-    /// The row and 0, 1, 3, 7 rows before it are chained.
-    runs: [u64; 4],
-    /// The row and all before it of the same sixteen are chained.
-    from_start: u64,
+    /// The row and so many rows before it are chained: [`RUNS`].
+    runs: [u64; RUNS.len()],
+    /// The row hangs on one of the last four of the sixteen before it, the one whose distance to it is a multiple of four.
+    from_before: u64,
 }
 
+/// Rows before one that must be chained too for it to hang on the row 1, 2, 3, 4 and 8 before it.
+const RUNS: [usize; 5] = [0, 1, 2, 3, 7];
+
 impl Flags {
-    /// As [`Chain::scores`] needs it.
+    /// As [`Chain::links`] needs it.
     #[inline(always)]
     pub fn chain(self) -> Chain {
         let one = self.chained;
         let two = one & one << 1;
+        let three = two & one << 2;
         let four = two & two << 2;
         let eight = four & four << 4;
-        // Bits that fall in from below the sixteen count as set.
-        let mut from_start = one;
-        for (shift, low) in [(1, 0x0001), (2, 0x0003), (4, 0x000f), (8, 0x00ffu64)] {
-            let low = low | low << 16 | low << 32 | low << 48;
-            from_start &= from_start << shift & !low | low;
-        }
-        Chain { written: self.written, alone: self.alone, runs: [one, two, four, eight], from_start }
+        let (twelve, sixteen) = (eight & four << 8, eight & eight << 8);
+        let fours = 0x000f_000f_000f_000f;
+        let from_before = four & fours | eight & fours << 4 | twelve & fours << 8 | sixteen & fours << 12;
+        Chain { written: self.written, alone: self.alone, runs: [one, two, three, four, eight], from_before }
     }
 }
 
 impl Chain {
-    /// What rows pass on to each other.
+    /// Where each row hangs on the one before, but perhaps the second: most groups are written in order, and their first key is their
+    /// I-frame, so that the second has nothing to gain from it.
     #[inline(always)]
-    fn passes<S: Simd>(&self) -> Passes {
-        let mut passes = Passes { over: [[0.0; GROUP_CELLS]; 4], start: [0.0; GROUP_CELLS] };
-        for i in (0..GROUP_CELLS).step_by(LANES) {
-            for k in 0..4 {
-                only::<S>(self.runs[k] >> i, S::splat(POWERS[(1 << k) - 1])).store(&mut passes.over[k][i..]);
-            }
-            only::<S>(self.from_start >> i, S::load(&POWERS)).store(&mut passes.start[i..]);
-        }
-        passes
+    pub fn whole(&self) -> Option<Whole> {
+        let whole = Whole { first_alone: self.alone & 1 != 0, first_passes: self.runs[0] & 2 != 0 };
+        (self.runs[0] | 3 == u64::MAX && self.alone & !1 == 0 && self.written == u64::MAX).then_some(whole)
     }
 
-    /// What each row takes of the ones before it.
+    /// What rows pass on to each other, where they are not [`Whole`].
     #[inline(always)]
-    pub fn links<S: Simd>(&self) -> Links {
-        // Most groups are written in order, and each row hangs on the one before.
-        let passes = if self.runs[0] | 1 == u64::MAX { None } else { Some(self.passes::<S>()) };
-        Links { written: self.written, alone: self.alone, passes }
+    pub fn links<S: Simd>(&self) -> Broken {
+        let (mut before, mut carried) = ([[0.0; GROUP_CELLS]; RUNS.len()], [0.0; GROUP_CELLS]);
+        for i in (0..GROUP_CELLS).step_by(LANES) {
+            for (k, before) in before.iter_mut().enumerate() {
+                only::<S>(self.runs[k] >> i, S::splat(POWERS[RUNS[k]])).store(&mut before[i..]);
+            }
+            only::<S>(self.from_before >> i, S::load(&CARRIED)).store(&mut carried[i..]);
+        }
+        Broken { written: self.written, alone: self.alone, before, carried }
     }
 }
 
 /// `x` where there are bits, else 0.
 #[inline(always)]
 fn only<S: Simd>(bits: u64, x: S) -> S {
-    S::splat(1.0).fma_where(bits as u16, x, S::splat(0.0))
+    x.fma_where(bits as u16, S::splat(1.0), S::splat(0.0))
 }
 
-/// A [`Chain`] as the scores of many query rows need it.
-pub struct Links {
+/// What rows of a group take of others, of sixteen rows from i on; 0 where they do not hang on them.
+pub trait Links {
+    /// Of the differences of the rows 1, 2 and 3 before (k = 0, 1, 2), and of what the rows 4 and 8 before (3, 4) have come to.
+    fn before<S: Simd>(&self, k: usize, i: usize) -> S;
+    /// Of what the last four of the sixteen before have come to, each of the one whose distance is a multiple of four.
+    fn carried<S: Simd>(&self, i: usize) -> S;
+
+    /// Scores of differences become scores of keys: w_t = q.d_t + RHO w_(t-1), plus `base` = q.m; 0 for empty rows.
+    fn scores<S: Simd>(&self, scores: &mut [f32; GROUP_CELLS], base: f32);
+}
+
+/// Each row hangs on the one before, but the first, and perhaps the second.
+pub struct Whole {
+    first_alone: bool,
+    first_passes: bool,
+}
+
+impl Links for Whole {
+    #[inline(always)]
+    fn before<S: Simd>(&self, k: usize, _i: usize) -> S {
+        S::splat(POWERS[RUNS[k]])
+    }
+
+    #[inline(always)]
+    fn carried<S: Simd>(&self, _i: usize) -> S {
+        S::load(&CARRIED)
+    }
+
+    #[inline(always)]
+    fn scores<S: Simd>(&self, scores: &mut [f32; GROUP_CELLS], base: f32) {
+        let (one, mut first) = (S::splat(1.0), S::load(&scores[..]));
+        let of_first = if self.first_alone { scores[0] } else { scores[0] + base };
+        if !self.first_passes {
+            first = first.fma_where(0xfffe, one, S::splat(0.0));
+        } else if self.first_alone {
+            first = S::splat(-base).fma_where(1, one, first);
+        }
+        pass_on(self, first, scores, base);
+        scores[0] = of_first;
+    }
+}
+
+/// As the flags say.
+pub struct Broken {
     written: u64,
     alone: u64,
-    /// None: [`WHOLE`].
-    passes: Option<Passes>,
+    before: [[f32; GROUP_CELLS]; RUNS.len()],
+    carried: [f32; GROUP_CELLS],
 }
 
-impl Links {
-    /// Scores of differences become scores of keys: w_t = q.d_t + RHO w_(t-1), plus `base` = q.m; 0 for empty rows.
-    ///
-    /// Sixteen rows at a time: after steps over 1, 2, 4 and 8 rows each holds what all before it in the sixteen pass
-    /// on, and the last of the sixteen before passes on to all.
+impl Links for Broken {
     #[inline(always)]
-    pub fn scores<S: Simd>(&self, scores: &mut [f32; GROUP_CELLS], base: f32) {
-        let passes = self.passes.as_ref().unwrap_or(&WHOLE);
-        let (mut last, one) = (0.0, S::splat(1.0));
-        for i in (0..GROUP_CELLS).step_by(LANES) {
-            let mut w = S::load(&scores[i..]);
-            if self.alone != 0 {
-                w = S::splat(-base).fma_where((self.alone >> i) as u16, one, w);
+    fn before<S: Simd>(&self, k: usize, i: usize) -> S {
+        S::load(&self.before[k][i..])
+    }
+
+    #[inline(always)]
+    fn carried<S: Simd>(&self, i: usize) -> S {
+        S::load(&self.carried[i..])
+    }
+
+    #[inline(always)]
+    fn scores<S: Simd>(&self, scores: &mut [f32; GROUP_CELLS], base: f32) {
+        if self.alone != 0 {
+            for i in (0..GROUP_CELLS).step_by(LANES) {
+                let w = S::load(&scores[i..]);
+                S::splat(-base).fma_where((self.alone >> i) as u16, S::splat(1.0), w).store(&mut scores[i..]);
             }
-            w = w.shifted::<1>().fma(S::load(&passes.over[0][i..]), w);
-            w = w.shifted::<2>().fma(S::load(&passes.over[1][i..]), w);
-            w = w.shifted::<4>().fma(S::load(&passes.over[2][i..]), w);
-            w = w.shifted::<8>().fma(S::load(&passes.over[3][i..]), w);
-            w = S::splat(last).fma(S::load(&passes.start[i..]), w);
-            last = w.last();
-            w = w.plus(S::splat(base));
-            if self.written != u64::MAX {
-                w = w.fma_where((self.written >> i) as u16, one, S::splat(0.0));
+        }
+        pass_on(self, S::load(&scores[..]), scores, base);
+        if self.written != u64::MAX {
+            for i in (0..GROUP_CELLS).step_by(LANES) {
+                only(self.written >> i, S::load(&scores[i..])).store(&mut scores[i..]);
             }
-            w.store(&mut scores[i..]);
         }
     }
 }
 
-/// What a row of a group takes of others: a factor for what the row 1, 2, 4 and 8 before it has come to, and for the last
-/// of the sixteen before; 0 where it does not hang on them.
-struct Passes {
-    over: [[f32; GROUP_CELLS]; 4],
-    start: [f32; GROUP_CELLS],
-}
-
-/// Where each row hangs on the one before. There is nothing before the first, whatever its factors.
-static WHOLE: Passes = {
-    let mut passes = Passes { over: [[0.0; GROUP_CELLS]; 4], start: [0.0; GROUP_CELLS] };
-    let mut i = 0;
-    while i < GROUP_CELLS {
-        let mut k = 0;
-        while k < 4 {
-            passes.over[k][i] = POWERS[(1 << k) - 1];
-            k += 1;
-        }
-        passes.start[i] = POWERS[i % LANES];
-        i += 1;
+/// Sixteen rows at a time: what the three rows before a row bring, by loads that overlap, which nothing has to be shuffled for; steps over
+/// 4 and 8 rows within the sixteen; and what the last four of the sixteen before have come to. `first` are the first
+/// sixteen scores.
+#[inline(always)]
+fn pass_on<S: Simd>(links: &impl Links, first: S, scores: &mut [f32; GROUP_CELLS], base: f32) {
+    let mut near = [first; GROUP_CELLS / LANES];
+    near[0] = near[0].shifted::<1>().fma(links.before(0, 0), near[0]);
+    near[0] = near[0].shifted::<2>().fma(links.before(1, 0), near[0]);
+    for n in 1..GROUP_CELLS / LANES {
+        let i = n * LANES;
+        let one = S::load(&scores[i - 1..]).fma(links.before(0, i), S::load(&scores[i..]));
+        let two = S::load(&scores[i - 2..]).fma(links.before(1, i), one);
+        near[n] = S::load(&scores[i - 3..]).fma(links.before(2, i), two);
     }
-    passes
-};
+    let mut last = S::splat(0.0);
+    for (n, &near) in near.iter().enumerate() {
+        let i = n * LANES;
+        let four = near.shifted::<4>().fma(links.before(3, i), near);
+        let eight = four.shifted::<8>().fma(links.before(4, i), four);
+        let all = if n == 0 { eight } else { last.fma(links.carried(i), eight) };
+        last = all.last_four();
+        all.plus(S::splat(base)).store(&mut scores[i..]);
+    }
+}
 
 /// The value of a slot, an f16 with flags, in steps that a vector unit has everywhere; what is not finite becomes 0.
 #[inline(always)]
@@ -629,12 +683,23 @@ mod tests {
             let (high, low) = match order {
                 0 => (high, low),
                 1 => (u64::MAX, high | low),
-                _ => (u64::MAX, u64::MAX),
+                // The first may be a row alone, and the second a restart row.
+                _ => (u64::MAX << (low & 1), u64::MAX ^ low & 2),
             };
             let flags =
                 Flags { written: high | low, chained: high & low & (high | low) << 1, alone: low & !high };
             let mut scores: [f32; GROUP_CELLS] = dots.clone().try_into().unwrap();
-            flags.chain().links::<Lanes>().scores::<Lanes>(&mut scores, base);
+            let chain = flags.chain();
+            prop_assert!(order < 2 || chain.whole().is_some());
+            let whole = chain.whole().map(|links| {
+                let mut whole = scores;
+                links.scores::<Lanes>(&mut whole, base);
+                whole
+            });
+            chain.links::<Lanes>().scores::<Lanes>(&mut scores, base);
+            for (t, whole) in whole.iter().flatten().enumerate() {
+                prop_assert!((whole - scores[t]).abs() < 1e-5, "row {}: {} and {}", t, whole, scores[t]);
+            }
             let mut w = 0.0f64;
             for t in 0..GROUP_CELLS {
                 let is = |mask: u64| mask >> t & 1 != 0;

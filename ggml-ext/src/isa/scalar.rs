@@ -1,7 +1,7 @@
 //! The definition of every kernel, in portable Rust. The compiler vectorizes much of it where it may.
 
 use super::{padded, Kernels, LevelBlock, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MATRIX_ROWS, MAX_WIDTH};
-use crate::codec::delta::{Chain, Delta, RowKind};
+use crate::codec::delta::{Chain, Delta, Links, RowKind};
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
 use crate::codec::polar::Polar;
@@ -125,7 +125,20 @@ pub unsafe fn frame_and_chain<S: Simd>(f: Delta, data: *const u8, stride: usize,
 /// As the shapes say.
 #[inline(always)]
 pub unsafe fn chain_scores<S: Simd>(chain: &Chain, m: &[f32], q: Matrix, factor: f32, rows: usize, scores: *mut f32) {
-    let links = chain.links::<S>();
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(whole) = chain.whole() {
+            linked_scores::<S>(&whole, m, q, factor, rows, scores);
+        } else {
+            linked_scores::<S>(&chain.links::<S>(), m, q, factor, rows, scores);
+        }
+    }
+}
+
+/// # Safety
+/// As the shapes say.
+#[inline(always)]
+unsafe fn linked_scores<S: Simd>(links: &impl Links, m: &[f32], q: Matrix, factor: f32, rows: usize, scores: *mut f32) {
     for r in 0..rows {
         // SAFETY: row r of q, as wide as m, and of the scores.
         let (q, scores) = unsafe {

@@ -287,8 +287,11 @@ impl Simd for F32x16 {
         }
     }
     #[inline(always)]
-    fn last(self) -> f32 {
-        unsafe { _mm256_cvtss_f32(_mm256_permutevar8x32_ps(self.1, _mm256_set1_epi32(7))) }
+    fn last_four(self) -> Self {
+        unsafe {
+            let four = _mm256_permute2f128_ps::<0x11>(self.1, self.1);
+            F32x16(four, four)
+        }
     }
     #[inline(always)]
     fn bits<const BIT: u32>(words: &[u32]) -> u16 {

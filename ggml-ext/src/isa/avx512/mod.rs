@@ -211,8 +211,8 @@ impl Simd for F32x16 {
         }
     }
     #[inline(always)]
-    fn last(self) -> f32 {
-        unsafe { _mm512_cvtss_f32(_mm512_permutexvar_ps(_mm512_set1_epi32(15), self.0)) }
+    fn last_four(self) -> Self {
+        unsafe { F32x16(_mm512_shuffle_f32x4::<0xff>(self.0, self.0)) }
     }
     #[inline(always)]
     fn bits<const BIT: u32>(words: &[u32]) -> u16 {

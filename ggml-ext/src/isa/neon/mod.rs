@@ -279,8 +279,8 @@ impl Simd for F32x16 {
         }
     }
     #[inline(always)]
-    fn last(self) -> f32 {
-        unsafe { vgetq_lane_f32::<3>(self.0[3]) }
+    fn last_four(self) -> Self {
+        F32x16([self.0[3]; 4])
     }
     #[inline(always)]
     fn bits<const BIT: u32>(words: &[u32]) -> u16 {
