@@ -80,6 +80,7 @@ impl Block {
             count: HEADS,
             width,
             scale_group: kind.scale_group,
+            pairs: self.kernels.pairs && kind.packing.is_coarse(),
         };
         let (block, floats, mut frame) = (buffers.block(kind), vec![0.5f32; HEADS * width], vec![0.0f32; width]);
         kv_mark();

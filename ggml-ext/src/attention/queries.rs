@@ -68,6 +68,7 @@ impl<'a> QueryRows<'a> {
                 count: rows,
                 width: k.width,
                 scale_group: k.scale_group(),
+                pairs: kernels.pairs && k.has_coarse_levels(),
             },
             tables: cut.take(rows * table_len(k)),
             table_len: table_len(k),

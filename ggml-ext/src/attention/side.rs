@@ -162,6 +162,11 @@ impl KvSide {
         matches!(self.reader, Reader::Levels(_))
     }
 
+    /// Are they levels of few bits?
+    pub fn has_coarse_levels(&self) -> bool {
+        matches!(self.reader, Reader::Levels(layout) if layout.packing.is_coarse())
+    }
+
     /// Values that share a scale, 32 where there are no levels.
     pub fn scale_group(&self) -> usize {
         match self.reader {

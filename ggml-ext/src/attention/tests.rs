@@ -412,7 +412,8 @@ fn slope(max_bias: f64, h: usize, heads: usize) -> f64 {
     }
 }
 
-/// 8-bit queries leave about 0.6% of noise in the scores, 16-bit weights 0.01% in the sums; float rows have neither.
+/// 8-bit queries leave about 0.6% of noise in the scores, 0.8% where neighbours are rounded together; 16-bit weights 0.01% in the sums;
+/// float rows have neither.
 fn check(case: Case) {
     Trial::new(case).check(&[case.threads]);
 }
@@ -421,16 +422,17 @@ impl Trial {
     fn check(&self, threads: &[usize]) {
         let case = self.case;
         let float = |name: &str| matches!(name, "f32" | "f16" | "bf16");
-        let bound = match (float(case.k), float(case.v)) {
+        let bound = |kernels: &Kernels| match (float(case.k), float(case.v)) {
             (true, true) => 1e-5,
             (true, false) => 2e-4,
+            _ if kernels.pairs => 2.6e-2,
             _ => 2e-2,
         };
         let exact = self.exact();
         for kernels in tried() {
             for &threads in threads {
                 let e = self.error(&self.attend(kernels, threads), &exact);
-                assert!(e < bound, "{}, {threads} threads: relative error {e} in {case:?}", kernels.name);
+                assert!(e < bound(kernels), "{}, {threads} threads: relative error {e} in {case:?}", kernels.name);
             }
         }
     }
@@ -444,6 +446,9 @@ fn v_beside(family: &'static table::Family) -> &'static str {
         "f16"
     }
 }
+
+/// Scalar kernels, with queries rounded value by value and by pairs.
+static SCALAR: [Kernels; 2] = [scalar::KERNELS, Kernels { pairs: true, ..scalar::KERNELS }];
 
 /// The fast paths against the definition, which rounds queries in the same way.
 #[test]
@@ -461,8 +466,9 @@ fn every_instruction_set_agrees_with_scalar() {
     for case in stepped(cases) {
         let same = last.take().filter(|t| (t.case.k, t.case.k_size) == (case.k, case.k_size));
         let trial = same.map_or_else(|| Trial::new(case), |t| t.with(case));
-        let want = trial.attend(&scalar::KERNELS, case.threads);
+        let wanted = SCALAR.each_ref().map(|scalar| trial.attend(scalar, case.threads));
         for kernels in others() {
+            let want = &wanted[usize::from(kernels.pairs)];
             let got = trial.attend(kernels, case.threads);
             for (got, want) in got.chunks_exact(case.v_size).zip(want.chunks_exact(case.v_size)) {
                 let error: f32 = got.iter().zip(want).map(|(a, b)| (a - b).powi(2)).sum();

@@ -77,6 +77,15 @@ pub enum Packing {
 }
 
 impl Packing {
+    /// Do levels differ so much from what they stand for that rounding a query to 8 bits, or to a little less, is nothing beside it?
+    pub fn is_coarse(self) -> bool {
+        match self {
+            Packing::Codes(f) => f.bits() < 8,
+            Packing::CodesAndSigns(_) | Packing::Signs(_) | Packing::Bands(_) => true,
+            Packing::Angles(_) | Packing::Blocks(_) => false,
+        }
+    }
+
     /// One row, which defines what the unpackers of all instruction sets do. `levels` and `scales` have room for the
     /// layout's; what is beyond is left alone.
     #[inline]

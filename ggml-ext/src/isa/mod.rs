@@ -140,6 +140,8 @@ pub struct Queries {
     pub width: usize,
     /// Values that share a scale: the key's.
     pub scale_group: usize,
+    /// Do bytes 2i and 2i + 1 add up to no more than 128 where they have one sign, so that their products with unsigned bytes fit 16 bits?
+    pub pairs: bool,
 }
 
 impl Queries {
@@ -154,6 +156,7 @@ impl Queries {
 pub type EncodeKey = unsafe fn(Delta, x: &[f32], m: &[f32], before: Option<&[f32]>, row: &mut [u8]);
 
 /// The kernels of one instruction set. All pointers must hold what the shapes say; nothing is aligned.
+#[derive(Clone, Copy)]
 pub struct Kernels {
     /// "avx512", …
     pub name: &'static str,
@@ -181,6 +184,8 @@ pub struct Kernels {
         unsafe fn(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize),
     /// Row `row` of `out` = factor * q, which is padded with zeros; NaN scales, and false, where q is not finite.
     pub quantize_query: unsafe fn(q: &[f32], factor: f32, out: Queries, row: usize) -> bool,
+    /// Is `dot_levels` faster where queries have [`Queries::pairs`]?
+    pub pairs: bool,
     /// out[r][c] = (levels of cell c) . (query r), for the cells of a whole block; rows of `out` are CELLS apart.
     pub dot_levels: unsafe fn(k: LevelBlock, n: usize, q: Queries, out: *mut f32),
     /// The same on f32 rows; `q` rows are `width` apart.

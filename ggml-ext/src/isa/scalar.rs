@@ -24,6 +24,7 @@ pub static KERNELS: Kernels = Kernels {
     unpack,
     widen,
     quantize_query: quantize_query::<Lanes>,
+    pairs: false,
     dot_levels,
     dot_floats: dot_floats::<Lanes>,
     dot_halves: dot_halves::<Lanes>,
@@ -195,9 +196,18 @@ pub unsafe fn quantize_query<S: Simd>(q: &[f32], factor: f32, out: Queries, row:
             (bytes, &mut *out.scales.add(at), &mut *out.sums.add(at))
         };
         let values = q.get(g * out.scale_group..(g + 1) * out.scale_group).unwrap_or(&[]);
-        let mut top = S::splat(0.0);
-        for x in values.chunks_exact(LANES) {
-            top = S::load(x).abs().max(top);
+        let (none, one) = (S::splat(0.0), S::splat(1.0));
+        let mut top = none;
+        for x in values.chunks_exact(LANES).map(S::load) {
+            if out.pairs {
+                // Lanes 2i + 1 have what two neighbours are together, as far as they have that sign. A byte is rounded up by half at most, so
+                // that 127 become no more than 128.
+                for part in [x.max(none), none.minus(x).max(none)] {
+                    top = part.shifted::<1>().fma_where(0xaaaa, one, part).max(top);
+                }
+            } else {
+                top = x.abs().max(top);
+            }
         }
         let largest = top.largest();
         if largest == 0.0 || !finite {

@@ -126,7 +126,7 @@ struct Bytes {
 }
 
 impl Bytes {
-    fn new(kernels: &Kernels, rows: LevelLayout, queries: &[Vec<f32>]) -> Bytes {
+    fn new(kernels: &Kernels, rows: LevelLayout, queries: &[Vec<f32>], pairs: bool) -> Bytes {
         let (width, scale_group, count) = (padded(rows.values), rows.scale_group, queries.len());
         let (mut bytes, mut scales) = (vec![99i8; count * width], vec![9.0f32; count * width / scale_group]);
         let mut sums = vec![99; count * width / scale_group];
@@ -137,6 +137,7 @@ impl Bytes {
             count,
             width,
             scale_group,
+            pairs,
         };
         for (r, q) in queries.iter().enumerate() {
             // SAFETY: room for `count` rows, kernels of this CPU.
@@ -191,25 +192,36 @@ fn queries_keep_their_values_and_are_alike_everywhere() {
         queries[0][5] = 1e4;
         queries[1][..f.scale_group()].fill(0.0);
         queries[2].fill(1e-42);
-        let want = Bytes::new(&scalar::KERNELS, rows, &queries);
-        for (r, q) in queries.iter().enumerate() {
-            for (g, q) in q.chunks_exact(f.scale_group()).enumerate() {
-                let top = q.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-                for (i, &x) in q.iter().enumerate() {
-                    let error = (want.value(r, g * f.scale_group() + i) - 0.5 * x as f64).abs();
-                    assert!(error <= 0.5 * (0.502 / 127.0) * top as f64 + 1e-41, "row {r}: {x} is off by {error}");
+        for pairs in [false, true] {
+            let want = Bytes::new(&scalar::KERNELS, rows, &queries, pairs);
+            for (r, q) in queries.iter().enumerate() {
+                for (g, q) in q.chunks_exact(f.scale_group()).enumerate() {
+                    let together = |x: &[f32], sign: f32| x.iter().map(|x| (sign * x).max(0.0)).sum::<f32>();
+                    let tops = q.chunks_exact(2).map(|x| match pairs {
+                        true => together(x, 1.0).max(together(x, -1.0)),
+                        false => x[0].abs().max(x[1].abs()),
+                    });
+                    let top = tops.fold(0.0, f32::max);
+                    for (i, &x) in q.iter().enumerate() {
+                        let error = (want.value(r, g * f.scale_group() + i) - 0.5 * x as f64).abs();
+                        assert!(error <= 0.5 * (0.502 / 127.0) * top as f64 + 1e-41, "row {r}: {x} is off by {error}");
+                    }
                 }
             }
-        }
-        for k in others() {
-            let got = Bytes::new(k, rows, &queries);
-            assert_eq!((&got.bytes, &got.scales, &got.sums), (&want.bytes, &want.scales, &want.sums), "{}", k.name);
-        }
-        for bad in [f32::NAN, f32::INFINITY] {
-            queries[0][f.size() - 1] = bad;
-            for k in tried() {
-                let got = Bytes::new(k, rows, &queries[..1]);
-                assert!(got.scales.iter().all(|s| s.is_nan()), "{}", k.name);
+            for x in want.bytes.chunks_exact(2).map(|x| [i32::from(x[0]), i32::from(x[1])]).filter(|_| pairs) {
+                assert!(x[0].signum() * x[1].signum() < 0 || (x[0] + x[1]).abs() <= 128, "{x:?}");
+            }
+            for k in others() {
+                let got = Bytes::new(k, rows, &queries, pairs);
+                assert_eq!((&got.bytes, &got.scales, &got.sums), (&want.bytes, &want.scales, &want.sums), "{}", k.name);
+            }
+            let mut queries = queries.clone();
+            for bad in [f32::NAN, f32::INFINITY] {
+                queries[0][f.size() - 1] = bad;
+                for k in tried() {
+                    let got = Bytes::new(k, rows, &queries[..1], pairs);
+                    assert!(got.scales.iter().all(|s| s.is_nan()), "{}", k.name);
+                }
             }
         }
     }
@@ -224,9 +236,9 @@ fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
             let bytes = encoded(f, n, &mut noise);
             let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(f.size())).collect();
             let mut results = Vec::new();
-            for k in tried() {
+            for (k, pairs) in tried().flat_map(|k| [(k, false), (k, true)]) {
                 let mut block = Block::new(kind);
-                let q = Bytes::new(k, kind, &queries);
+                let q = Bytes::new(k, kind, &queries, pairs);
                 let mut out = vec![0.0f32; rows * CELLS];
                 // SAFETY: buffers of the promised shapes, kernels of this CPU.
                 unsafe {
@@ -249,9 +261,9 @@ fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
                 let seen = (0..rows).flat_map(|r| out[r * CELLS..r * CELLS + n].to_vec()).collect::<Vec<f32>>();
                 results.push((k.name, seen));
             }
-            let reference = &results.last().unwrap().1;
-            for (name, got) in &results {
-                assert_eq!(got, reference, "{name} {f:?}");
+            let (_, references) = results.split_last_chunk::<2>().unwrap();
+            for (i, (name, got)) in results.iter().enumerate() {
+                assert_eq!(got, &references[i % 2].1, "{name} {f:?}");
             }
         }
     }
@@ -261,9 +273,9 @@ fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
 fn multiplied_alike(kind: LevelLayout, bytes: &[u8], stride: usize, (n, rows): (usize, usize), noise: &mut Noise) {
     let queries: Vec<Vec<f32>> = (0..rows).map(|_| noise.row(kind.values)).collect();
     let weights: Vec<f32> = (0..rows * CELLS).map(|i| if i % CELLS < n { noise.uniform() } else { 0.0 }).collect();
-    let run = |k: &Kernels| {
+    let run = |k: &Kernels, pairs: bool| {
         let mut block = Block::new(kind);
-        let q = Bytes::new(k, kind, &queries);
+        let q = Bytes::new(k, kind, &queries, pairs);
         let (mut scores, mut acc) = (vec![0.0f32; rows * CELLS], vec![0.0f32; rows * padded(kind.values)]);
         // SAFETY: buffers of the promised shapes, kernels of this CPU.
         unsafe {
@@ -275,9 +287,9 @@ fn multiplied_alike(kind: LevelLayout, bytes: &[u8], stride: usize, (n, rows): (
         let seen: Vec<f32> = (0..rows).flat_map(|r| scores[r * CELLS..r * CELLS + n].to_vec()).collect();
         (seen, acc)
     };
-    let want = run(&scalar::KERNELS);
-    for k in others() {
-        let got = run(k);
+    let wanted = [false, true].map(|pairs| run(&scalar::KERNELS, pairs));
+    for (k, pairs) in others().flat_map(|k| [(k, false), (k, true)]) {
+        let (got, want) = (run(k, pairs), &wanted[usize::from(pairs)]);
         assert_eq!(got.0, want.0, "{} {kind:?}", k.name);
         let norm = want.1.iter().map(|x| x.abs()).fold(0.0, f32::max);
         for (a, b) in got.1.iter().zip(&want.1) {
@@ -302,6 +314,43 @@ fn dots_and_weighing_of_block_rows_agree_with_scalar() {
             block[2] = 0x80;
         }
         multiplied_alike(kind, &bytes, stride, (n, rows), &mut noise);
+    }
+}
+
+/// Sums of products on the way must not be cut off, in 16 bits for example.
+#[test]
+fn largest_products_fit() {
+    let (size, n) = (64, 16);
+    let kind = Blocks::new(Plain::Q8_0, size).unwrap().levels();
+    let mut noise = Noise::new(17);
+    let mut bytes = Vec::new();
+    for c in 0..n {
+        for _ in 0..size / 32 {
+            bytes.extend(half::f16::ONE.to_le_bytes());
+            bytes.extend(
+                (0..32).map(|i| {
+                    [0x80, 0x7f, if i % 2 == 0 { 0x80 } else { 0x7f }, 0x80 - (noise.bits() & 1) as u8][c % 4]
+                }),
+            );
+        }
+    }
+    let queries =
+        [[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0], [1.0, 0.99], [-3.0, -2.0]].map(|two| two.repeat(size / 2)).to_vec();
+    let scores = |k: &Kernels, pairs: bool| {
+        let (mut block, q) = (Block::new(kind), Bytes::new(k, kind, &queries, pairs));
+        let mut scores = vec![0.0f32; queries.len() * CELLS];
+        // SAFETY: n rows and as many cells of the block, kernels of this CPU.
+        unsafe {
+            (k.unpack)(&kind, bytes.as_ptr(), bytes.len() / n, n, Role::Dot, block.raw());
+            (k.dot_levels)(block.raw(), n, q.raw, scores.as_mut_ptr());
+        }
+        scores.chunks_exact(CELLS).flat_map(|row| row[..n].to_vec()).collect::<Vec<f32>>()
+    };
+    for pairs in [false, true] {
+        let want = scores(&scalar::KERNELS, pairs);
+        for k in others() {
+            assert_eq!(scores(k, pairs), want, "{}", k.name);
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //! levels  per 8 cells: width / 4 columns of 32 bytes; lane c of column j = values 4j..4j+4 of cell c
 //! ```
 
-use super::products::Products;
+use super::products::{ScoreProducts, BIAS};
 use super::unpack::{nibble_levels, nibble_table};
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
@@ -17,16 +17,16 @@ use std::arch::x86_64::*;
 /// Cells of a register.
 const LANES: usize = 8;
 
-/// Fills the levels of a block, `bias` mixed into them.
+/// Fills the levels of a block.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unpack(rows: PackedRows, bias: u8, out: LevelBlock) {
+pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match rows.layout.packing {
-            Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, bias, out),
-            Packing::Bands(f) => unpack_bands::<__m256i>(rows, f, bias, out),
-            packing => with_chunks!(__m256i, packing, bias, |chunks| {
+            Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
+            Packing::Bands(f) => unpack_bands::<__m256i>(rows, f, BIAS, out),
+            packing => with_chunks!(__m256i, packing, BIAS, |chunks| {
                 unpack_turned::<_, LANES>(chunks, rows, out, |x| words_of_8(x))
             }),
         }
@@ -36,8 +36,8 @@ pub(super) unsafe fn unpack(rows: PackedRows, bias: u8, out: LevelBlock) {
 /// Codes change places while they are still packed: half the shuffles.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, bias: u8, out: LevelBlock) {
-    let table = nibble_table(bias);
+unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, out: LevelBlock) {
+    let table = nibble_table(BIAS);
     for first in (0..rows.n).step_by(LANES) {
         for chunk in 0..f.size() / 64 {
             // SAFETY: eight rows and as many cells of the block.
@@ -112,7 +112,7 @@ fn settled(mut x: __m256i) -> __m256i {
 
 /// See [`crate::isa::Kernels::dot_levels`].
 #[inline(always)]
-pub(super) unsafe fn dot_levels<P: Products>(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
+pub(super) unsafe fn dot_levels<P: ScoreProducts>(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
     by_rows!(q.count, [1 2 3 4], |first, COUNT| {
         // SAFETY: the caller's promise is passed on.
         unsafe {
@@ -126,7 +126,7 @@ pub(super) unsafe fn dot_levels<P: Products>(k: LevelBlock, n: usize, q: Queries
 
 /// H rows against sixteen cells at a time, so that a broadcast word serves twice.
 #[inline(always)]
-unsafe fn dot_rows<P: Products, const H: usize, const GROUP: usize>(
+unsafe fn dot_rows<P: ScoreProducts, const H: usize, const GROUP: usize>(
     k: LevelBlock,
     n: usize,
     q: Queries,

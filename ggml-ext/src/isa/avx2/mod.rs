@@ -23,7 +23,7 @@ use crate::codec::polar::Polar;
 use crate::codec::{Format, RowFormat};
 use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;
-use products::{Madd, Vnni};
+use products::{Madd, Pairs, Vnni};
 use std::arch::x86_64::*;
 
 const AVX2: Kernels = Kernels {
@@ -36,9 +36,10 @@ const AVX2: Kernels = Kernels {
     chain_scores,
     rotate,
     rotate_back,
-    unpack: unpack::unpack::<Madd>,
+    unpack: unpack::unpack,
     widen: matrix::widen,
     quantize_query,
+    pairs: true,
     dot_levels,
     dot_floats,
     dot_halves,
@@ -64,13 +65,8 @@ pub fn kernels() -> Option<&'static Kernels> {
 
 /// The table with VNNI, where the CPU has the instructions.
 pub fn vnni_kernels() -> Option<&'static Kernels> {
-    static KERNELS: Kernels = Kernels {
-        name: "avxvnni",
-        unpack: unpack::unpack::<Vnni>,
-        dot_levels: vnni_dot_levels,
-        weigh_levels: vnni_weigh_levels,
-        ..AVX2
-    };
+    static KERNELS: Kernels =
+        Kernels { name: "avxvnni", pairs: false, dot_levels: vnni_dot_levels, weigh_levels: vnni_weigh_levels, ..AVX2 };
     kernels().filter(|_| is_x86_feature_detected!("avxvnni")).map(|_| &KERNELS)
 }
 
@@ -79,7 +75,12 @@ compile_portable_kernels!("avx2,fma,f16c", F32x16);
 #[target_feature(enable = "avx2,fma")]
 unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { columns::dot_levels::<Madd>(k, n, q, out) }
+    unsafe {
+        match q.pairs {
+            true => columns::dot_levels::<Pairs>(k, n, q, out),
+            false => columns::dot_levels::<Madd>(k, n, q, out),
+        }
+    }
 }
 
 #[target_feature(enable = "avx2,fma,avxvnni")]

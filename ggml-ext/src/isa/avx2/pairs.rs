@@ -10,7 +10,7 @@
 //! to 16 bits, never converted to floats. What a row loses is 1/65534 of the largest product of a cell's weight and scale
 //! in the block, far below what 8-bit queries leave.
 
-use super::products::Products;
+use super::products::WeightProducts;
 use super::unpack::{nibble_levels, nibble_table};
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
@@ -71,7 +71,7 @@ fn interleave(a: __m256i, b: __m256i) -> [__m256i; 2] {
 
 /// See [`crate::isa::Kernels::weigh_levels`].
 #[inline(always)]
-pub(super) unsafe fn weigh_levels<P: Products>(
+pub(super) unsafe fn weigh_levels<P: WeightProducts>(
     v: LevelBlock,
     n: usize,
     weights: *const f32,
@@ -99,7 +99,7 @@ pub(super) unsafe fn weigh_levels<P: Products>(
 
 /// H rows of weights.
 #[inline(always)]
-unsafe fn weigh_rows<P: Products, const H: usize>(
+unsafe fn weigh_rows<P: WeightProducts, const H: usize>(
     v: LevelBlock,
     n: usize,
     tops: &[f32; CELLS],
@@ -142,7 +142,7 @@ unsafe fn weigh_rows<P: Products, const H: usize>(
 
 /// Sixteen values: more would not leave registers for H weights and the products on their way.
 #[inline(always)]
-unsafe fn weigh_sixteen<P: Products, const H: usize>(
+unsafe fn weigh_sixteen<P: WeightProducts, const H: usize>(
     levels: *const i8,
     width: usize,
     words: &[[__m256i; CELLS / BUNDLE]; H],

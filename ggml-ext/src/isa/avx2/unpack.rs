@@ -1,7 +1,6 @@
 //! Rows to levels and scales: what [`crate::isa::generic`] needs to know of AVX2's registers.
 
 use super::polar::PolarChunks;
-use super::products::Products;
 use super::{columns, pairs};
 use crate::codec::levels::LevelLayout;
 use crate::codec::srft::LEVELS_4;
@@ -14,7 +13,7 @@ use std::arch::x86_64::*;
 
 /// See [`crate::isa::Kernels::unpack`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unpack<P: Products>(
+pub(super) unsafe fn unpack(
     layout: &LevelLayout,
     data: *const u8,
     stride: usize,
@@ -23,16 +22,16 @@ pub(super) unsafe fn unpack<P: Products>(
     out: LevelBlock,
 ) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { by_bundles(layout, data, stride, n, out, |rows, out| unpack_bundles::<P>(rows, role, out)) }
+    unsafe { by_bundles(layout, data, stride, n, out, |rows, out| unpack_bundles(rows, role, out)) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack_bundles<P: Products>(rows: PackedRows, role: Role, out: LevelBlock) {
+unsafe fn unpack_bundles(rows: PackedRows, role: Role, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match role {
-            Role::Dot => columns::unpack(rows, P::BIAS, out),
+            Role::Dot => columns::unpack(rows, out),
             Role::Weigh => pairs::unpack(rows, out),
             Role::Expand => expand(rows, out),
         }

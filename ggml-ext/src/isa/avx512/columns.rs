@@ -4,7 +4,7 @@
 //! levels  per bundle of 16 cells: width / 4 columns of 64 bytes; lane c of column j = values 4j..4j+4 of cell c
 //! ```
 
-use super::products::Products;
+use super::products::ScoreProducts;
 use super::unpack::{nibble_levels, nibble_table, sixteens};
 use super::BIAS;
 use crate::codec::levels::Packing;
@@ -129,7 +129,7 @@ pub(super) fn words_of_4(v: [__m512i; 4]) -> [__m512i; 4] {
 
 /// See [`crate::isa::Kernels::dot_levels`].
 #[inline(always)]
-pub(super) unsafe fn dot_levels<P: Products>(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
+pub(super) unsafe fn dot_levels<P: ScoreProducts>(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
     by_rows!(q.count, [1 2 3 4 5 6], |first, COUNT| {
         // Enough sums under way to hide the latency of the products, not more than there are registers.
         const BUNDLES: usize = if COUNT <= 3 { 4 } else { 2 };
@@ -145,7 +145,7 @@ pub(super) unsafe fn dot_levels<P: Products>(k: LevelBlock, n: usize, q: Queries
 
 /// H rows against B bundles at a time.
 #[inline(always)]
-unsafe fn dot_rows<P: Products, const H: usize, const B: usize, const GROUP: usize>(
+unsafe fn dot_rows<P: ScoreProducts, const H: usize, const B: usize, const GROUP: usize>(
     k: LevelBlock,
     n: usize,
     q: Queries,

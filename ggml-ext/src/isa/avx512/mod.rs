@@ -25,7 +25,7 @@ use crate::codec::polar::Polar;
 use crate::codec::{Format, RowFormat};
 use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;
-use products::{Madd, Vnni};
+use products::{Madd, Pairs, Vnni};
 use std::arch::x86_64::*;
 
 const AVX512BW: Kernels = Kernels {
@@ -41,6 +41,7 @@ const AVX512BW: Kernels = Kernels {
     unpack: unpack::unpack,
     widen: matrix::widen,
     quantize_query,
+    pairs: true,
     dot_levels,
     dot_floats,
     dot_halves,
@@ -71,8 +72,13 @@ pub fn bw_kernels() -> Option<&'static Kernels> {
 
 /// The table with VNNI, where the CPU has the instructions.
 pub fn kernels() -> Option<&'static Kernels> {
-    static KERNELS: Kernels =
-        Kernels { name: "avx512", dot_levels: vnni_dot_levels, weigh_levels: vnni_weigh_levels, ..AVX512BW };
+    static KERNELS: Kernels = Kernels {
+        name: "avx512",
+        pairs: false,
+        dot_levels: vnni_dot_levels,
+        weigh_levels: vnni_weigh_levels,
+        ..AVX512BW
+    };
     bw_kernels().filter(|_| is_x86_feature_detected!("avx512vnni")).map(|_| &KERNELS)
 }
 
@@ -81,7 +87,12 @@ compile_portable_kernels!("avx512f,avx512bw,avx512vl,avx512dq,fma,f16c", F32x16)
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma")]
 unsafe fn dot_levels(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { columns::dot_levels::<Madd>(k, n, q, out) }
+    unsafe {
+        match q.pairs {
+            true => columns::dot_levels::<Pairs>(k, n, q, out),
+            false => columns::dot_levels::<Madd>(k, n, q, out),
+        }
+    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,fma")]

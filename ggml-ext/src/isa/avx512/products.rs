@@ -1,28 +1,28 @@
 //! The products that scores and weighted sums are made of, with and without VNNI.
 //!
 //! Levels are unsigned bytes, 128 added, four to a lane. `vpdpbusd` multiplies them by signed bytes and adds all four.
-//! Without it a mask and a shift make 16-bit numbers of the even and of the odd bytes, once for all rows of queries or
-//! weights, and two `vpmaddwd` and two additions do the rest. `vpmaddubsw` would multiply bytes, but 2 * 255 * 127 does not
-//! fit its 16 bits, and moving the sign of levels to the query, as on AVX2, takes an instruction more per product: AVX-512
-//! has no `vpsignb`.
+//! Without it:
+//!
+//! - A mask and a shift make 16-bit numbers of the even and of the odd bytes, once for all rows of queries or weights, and
+//!   two `vpmaddwd` and two additions do the rest.
+//! - `vpmaddubsw` adds the products of two neighbours in 16 bits, and `vpmaddwd` adds these sums. 255 * 128 fits, so two
+//!   neighbours of one sign in a query must not add up to more ([`crate::isa::Queries::pairs`]).
 //!
 //! The methods are inlined into functions that enable the instructions.
 
 use std::arch::x86_64::*;
 
-/// How a table multiplies.
-pub(super) trait Products {
+/// How scores are multiplied.
+pub(super) trait ScoreProducts {
     /// Four levels in each lane, as they are multiplied.
     type Levels: Copy;
     /// Four query bytes, the same in all lanes, as they are multiplied.
     type Quad: Copy;
-    /// Weighted sums under way.
-    type Sums: Copy;
 
     /// The 64 levels at `p`.
     unsafe fn levels(p: *const i8) -> Self::Levels;
 
-    /// A row of `width` query bytes as [`Products::quad`] reads it: where it is, or in `room`, which has `width / 2` words.
+    /// A row of `width` query bytes as [`ScoreProducts::quad`] reads it: where it is, or in `room`, which has `width / 2` words.
     unsafe fn query_words(bytes: *const i8, width: usize, room: *mut i32) -> *const i32;
 
     /// Quad j of such a row.
@@ -30,6 +30,17 @@ pub(super) trait Products {
 
     /// sums + the products of four levels and four query bytes in each lane.
     unsafe fn add_quads(sums: __m512i, levels: Self::Levels, query: Self::Quad) -> __m512i;
+}
+
+/// How weighted sums are multiplied.
+pub(super) trait WeightProducts {
+    /// Four levels in each lane, as they are multiplied.
+    type Levels: Copy;
+    /// Sums under way.
+    type Sums: Copy;
+
+    /// The 64 levels at `p`.
+    unsafe fn levels(p: *const i8) -> Self::Levels;
 
     /// 16-bit weights, four of a quad of cells side by side, as two words of each quad: the first words of all quads, and
     /// the second. Of the two registers the first has quads 0 and 1 of each 128-bit part, the second 2 and 3.
@@ -52,10 +63,9 @@ pub(super) struct Madd;
     clippy::undocumented_unsafe_blocks,
     reason = "for all: called only in functions that enable AVX-512 BW, with pointers to what is read or written"
 )]
-impl Products for Madd {
+impl ScoreProducts for Madd {
     type Levels = [__m512i; 2];
     type Quad = [__m512i; 2];
-    type Sums = __m512i;
 
     #[inline(always)]
     unsafe fn levels(p: *const i8) -> [__m512i; 2] {
@@ -86,6 +96,20 @@ impl Products for Madd {
     #[inline(always)]
     unsafe fn add_quads(sums: __m512i, levels: [__m512i; 2], query: [__m512i; 2]) -> __m512i {
         unsafe { Self::add_weighted(sums, levels, query) }
+    }
+}
+
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "for all: called only in functions that enable AVX-512 BW, with pointers to what is read"
+)]
+impl WeightProducts for Madd {
+    type Levels = [__m512i; 2];
+    type Sums = __m512i;
+
+    #[inline(always)]
+    unsafe fn levels(p: *const i8) -> [__m512i; 2] {
+        unsafe { <Self as ScoreProducts>::levels(p) }
     }
 
     #[inline(always)]
@@ -119,17 +143,16 @@ impl Products for Madd {
     }
 }
 
-/// AVX-512 VNNI. A quad is its four bytes, and 16-bit weights are a high and a low byte each, both signed.
-pub(super) struct Vnni;
+/// AVX-512 BW, for queries whose neighbours fit.
+pub(super) struct Pairs;
 
 #[expect(
     clippy::undocumented_unsafe_blocks,
-    reason = "for all: called only in functions that enable AVX-512 VNNI, with pointers to what is read"
+    reason = "for all: called only in functions that enable AVX-512 BW, with pointers to what is read"
 )]
-impl Products for Vnni {
+impl ScoreProducts for Pairs {
     type Levels = __m512i;
     type Quad = __m512i;
-    type Sums = [__m512i; 2];
 
     #[inline(always)]
     unsafe fn levels(p: *const i8) -> __m512i {
@@ -148,7 +171,56 @@ impl Products for Vnni {
 
     #[inline(always)]
     unsafe fn add_quads(sums: __m512i, levels: __m512i, query: __m512i) -> __m512i {
+        unsafe {
+            let pairs = _mm512_maddubs_epi16(levels, query);
+            _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        }
+    }
+}
+
+/// AVX-512 VNNI. A quad is its four bytes, and 16-bit weights are a high and a low byte each, both signed.
+pub(super) struct Vnni;
+
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "for all: called only in functions that enable AVX-512 VNNI, with pointers to what is read"
+)]
+impl ScoreProducts for Vnni {
+    type Levels = __m512i;
+    type Quad = __m512i;
+
+    #[inline(always)]
+    unsafe fn levels(p: *const i8) -> __m512i {
+        unsafe { Pairs::levels(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn query_words(bytes: *const i8, width: usize, room: *mut i32) -> *const i32 {
+        unsafe { Pairs::query_words(bytes, width, room) }
+    }
+
+    #[inline(always)]
+    unsafe fn quad(words: *const i32, width: usize, j: usize) -> __m512i {
+        unsafe { Pairs::quad(words, width, j) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_quads(sums: __m512i, levels: __m512i, query: __m512i) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sums, levels, query) }
+    }
+}
+
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "for all: called only in functions that enable AVX-512 VNNI, with pointers to what is read"
+)]
+impl WeightProducts for Vnni {
+    type Levels = __m512i;
+    type Sums = [__m512i; 2];
+
+    #[inline(always)]
+    unsafe fn levels(p: *const i8) -> __m512i {
+        unsafe { Pairs::levels(p) }
     }
 
     /// x = 256 * high + low with low in -128..128.

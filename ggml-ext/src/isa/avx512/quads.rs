@@ -8,7 +8,7 @@
 //! four cells of sixteen values, and levels are never converted to floats. What a row loses is 1/65024 of the largest product
 //! of a cell's weight and scale in the block, far below what 8-bit queries leave.
 
-use super::products::Products;
+use super::products::WeightProducts;
 use super::unpack::{nibble_levels, nibble_table};
 use super::BIAS;
 use crate::codec::levels::Packing;
@@ -100,7 +100,7 @@ const BUNDLES: usize = CELLS / BUNDLE;
 
 /// See [`crate::isa::Kernels::weigh_levels`].
 #[inline(always)]
-pub(super) unsafe fn weigh_levels<P: Products>(v: LevelBlock, weights: *const f32, rows: usize, acc: *mut f32) {
+pub(super) unsafe fn weigh_levels<P: WeightProducts>(v: LevelBlock, weights: *const f32, rows: usize, acc: *mut f32) {
     // SAFETY: scales of all bundles.
     let tops = unsafe { largest_scales(v) };
     by_rows!(rows, [1 2 3 4 5 6], |first, COUNT| {
@@ -132,7 +132,7 @@ unsafe fn largest_scales(v: LevelBlock) -> [__m512; BUNDLES] {
 
 /// H rows of weights; a group is PIECES registers of values.
 #[inline(always)]
-unsafe fn weigh_rows<P: Products, const H: usize, const PIECES: usize>(
+unsafe fn weigh_rows<P: WeightProducts, const H: usize, const PIECES: usize>(
     v: LevelBlock,
     tops: &[__m512; BUNDLES],
     weights: *const f32,
@@ -207,7 +207,7 @@ struct SplitWeights {
 }
 
 #[inline(always)]
-unsafe fn split_weights<P: Products>(
+unsafe fn split_weights<P: WeightProducts>(
     weights: &[__m512; BUNDLES],
     scales: &[__m512; BUNDLES],
     split: &mut SplitWeights,

@@ -48,6 +48,7 @@ const NEON: Kernels = Kernels {
     unpack: unpack::unpack::<Plain>,
     widen: matrix::widen,
     quantize_query,
+    pairs: false,
     dot_levels: columns::dot_levels::<Long>,
     dot_floats,
     dot_halves,
