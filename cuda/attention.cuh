@@ -61,7 +61,7 @@ struct attn_params {
     __half *        query_high; // [query row][width of K], by stream, KV head, token, head: two halves make a value
     __half *        query_low;
     float *         query_scale; // [query row]: what those are multiplied by
-    signed char *   query_planes; // of decode_bulk.cuh, instead of halves: [stream][block of rows][KV head][plane][row][value]
+    signed char *   query_planes; // of decode_bulk.cuh, instead of halves: [stream][block of rows][KV head][plane][row][value], where each has room for rows as wide as K's
     float2 *        metas;       // [result][chunk]: largest score, sum
     float *         sums;        // [result][chunk][sum_width]; results by stream, token, head
 };

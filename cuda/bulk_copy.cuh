@@ -5,6 +5,13 @@
 
 #include <stdint.h>
 
+// Kernels that copy in bulk have a body where there are copies.
+#if defined(KV_CUDA_EMULATED) || __CUDA_ARCH__ >= 900
+#define KV_HAS_BULK_COPIES 1
+#else
+#define KV_HAS_BULK_COPIES 0
+#endif
+
 namespace kv {
 
 using uint = unsigned;
@@ -33,12 +40,57 @@ static __device__ __forceinline__ void announce_barriers() {
 #endif
 }
 
+// What bulk copies overwrite or read was written before this by the thread that asks for them.
+static __device__ __forceinline__ void end_writes_before_copies() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
 static __device__ __forceinline__ void arrive(uint bar) {
 #if defined(KV_CUDA_EMULATED)
     cuda_emulated::arrive(bar);
 #elif __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(bar) : "memory");
 #endif
+}
+
+// Counts a warp that is done with what lies behind a barrier. By lane 0, for `was_last`, which looks at it later: it takes a while.
+static __device__ __forceinline__ unsigned long long leave(uint bar, uint lane) {
+    unsigned long long state = 0;
+#if defined(KV_CUDA_EMULATED)
+    if (lane == 0) {
+        state = cuda_emulated::pending(bar);
+        cuda_emulated::arrive(bar);
+    }
+#elif __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{\n"
+        ".reg .pred first;\n"
+        "setp.eq.u32 first, %2, 0;\n"
+        "@first mbarrier.arrive.shared::cta.b64 %0, [%1];\n"
+        "}" : "+l"(state) : "r"(bar), "r"(lane) : "memory");
+#endif
+    return state;
+}
+
+// Were all others done before? Then what they read has been read.
+static __device__ __forceinline__ bool was_last(uint bar, unsigned long long state, uint lane) {
+#if defined(KV_CUDA_EMULATED)
+    return lane == 0 && state == 1;
+#elif __CUDA_ARCH__ >= 900
+    uint pending;
+    asm volatile("mbarrier.pending_count.b64 %0, %1;" : "=r"(pending) : "l"(state));
+    if (lane == 0 && pending == 1) {
+        asm volatile(
+            "{\n"
+            ".reg .pred there;\n"
+            "mbarrier.test_wait.shared::cta.b64 there, [%0], %1;\n"
+            "}" :: "r"(bar), "l"(state) : "memory");
+        return true;
+    }
+#endif
+    return false;
 }
 
 // Waits for the end of the phase of this parity.

@@ -8,7 +8,7 @@ namespace kv {
 namespace {
 
 template <uint K, uint V, uint D> static decode_choice choice_of(uint row_blocks) {
-    constexpr size_t main = sizeof(decode_memory<V, D>), precise = sizeof(decode_memory<KV_KIND_SRFT8, D>);
+    constexpr size_t main = sizeof(decode_memory<K, V, D>), precise = sizeof(decode_memory<precise_kind(K), KV_KIND_SRFT8, D>);
     const bool one = row_blocks == 1;
     decode_choice res;
     res.kernel        = one ? kv_decode<K, V, D, 1> : kv_decode<K, V, D, 2>;

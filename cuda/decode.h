@@ -35,10 +35,14 @@ decode_choice decode_of_srft8(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_srft4(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_srft3(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_srft2(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_delta8(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_delta4(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_delta3(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_band4(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_band3(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_band2(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_turbo4(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_turbo3(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_qjl1(uint v_kind, uint size, uint row_blocks);
 
 }  // namespace kv

@@ -34,6 +34,11 @@ template <uint KIND, uint D> __host__ __device__ constexpr uint chunk_at(uint ch
 template <uint KIND, uint D, uint QB> struct decode_band_keys {
     static constexpr uint C = D/64, SCALES = D/32, FIRST_WIDE = wide_band_bits(KIND, D, 0);
     static constexpr bool CHOOSES_SCALES = false, JOINED = false, ROW_FOR_LANE = true;
+    static constexpr uint CELL_SCALES = 2*C, LANE_SCALES = 2*C;
+
+    static __device__ __forceinline__ uint lane_scales_at(uint) { return 0; }
+    static __device__ __forceinline__ uint scale_number(uint c, uint second) { return 2*c + second; }
+    static __device__ __forceinline__ uint shift_of(uint) { return 0; }
 
     struct queries {
         uint b[C][2][QB][2];     // [chunk][band][block of rows][half of the 32 values]
@@ -217,8 +222,6 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
         }
     }
 };
-
-template <uint KIND, uint D, uint QB> using decode_keys_of = std::conditional_t<KV_KIND_IS_BAND(KIND), decode_band_keys<KIND, D, QB>, decode_keys<KIND, D, QB>>;
 
 }  // namespace
 }  // namespace kv

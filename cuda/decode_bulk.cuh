@@ -29,7 +29,8 @@ template <uint K, uint D, uint QB> constexpr uint bulk_warps() {
     if (D == 64 && QB == 1) {
         return is_delta(K) ? 20 : 24;
     }
-    return D == 256 || (D == 128 && QB == 2 && is_delta(K)) ? 8 : 16;
+    // Of signs there are twice as many sums and queries.
+    return D == 256 || (D == 128 && QB == 2 && (is_delta(K) || KV_KIND_IS_TURBO(K))) ? 8 : 16;
 }
 
 // Where a block's own shared memory begins: the system has what is before. It is the same on all GPUs that have bulk copies, and a
@@ -47,7 +48,9 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint K_ROW = level_row_bytes(K, D), V_ROW = level_row_bytes(V, D), WIDER_ROW = K_ROW > V_ROW ? K_ROW : V_ROW;
     static constexpr bool WITH_TABLE = decode_values<V, D>::TABLE_BYTES != 0;
     // Scales of a warp's tile, in pieces of 128 bytes; they begin PIECE bytes apart.
-    static constexpr uint SCALE_PIECES = D/32, PIECE = WITH_TABLE ? 256 : 128;
+    static constexpr uint KEY_PIECES = TILE*decode_keys_of<K, D, QB>::CELL_SCALES*4/128, VALUE_PIECES = 2*decode_values<V, D>::SCALE_WORDS;
+    static constexpr uint SCALE_PIECES = KEY_PIECES > VALUE_PIECES ? KEY_PIECES : VALUE_PIECES, PIECE = WITH_TABLE ? 256 : 128;
+    static constexpr uint VALUES = decode_values<V, D>::WIDTH;
     // what does not depend on the number of heads
     static constexpr uint BARS    = 0;
     static constexpr uint DONE    = BARS + WARPS*MOST_DEPTH*16;
@@ -94,7 +97,7 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
         for (uint teams = WARPS/heads; teams > 0; --teams) {
             const uint depth = (front_slots + back_slots)/(2*teams)/UNIT*UNIT;
             // Sums of the warps take the place of the table, or of the slots.
-            const bool sums_fit = WITH_TABLE ? at.back <= end : at.back + heads*teams*ROWS*D*4 <= end;
+            const bool sums_fit = WITH_TABLE ? at.back <= end : at.back + heads*teams*ROWS*VALUES*4 <= end;
             if (depth > 0 && sums_fit) {
                 return { teams, depth > MOST_DEPTH ? MOST_DEPTH : depth, front_slots };
             }
@@ -105,47 +108,15 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
 
 // The scales of the cells of a tile: of K floats, by cell; of V halves, the first ones of chunks beside zeros, and then the second ones, by
 // the pairs of cells that a lane multiplies with.
-template <uint D, uint PIECE> __device__ __forceinline__ uint key_scales_at(uint cell) {
-    constexpr uint CELLS = 1024/D; // of a piece
-    return cell/CELLS*PIECE + cell % CELLS*(D/8);
+template <uint SCALES, uint PIECE> __device__ __forceinline__ uint key_scales_at(uint cell) {
+    constexpr uint CELLS = 32/SCALES; // of a piece
+    return cell/CELLS*PIECE + cell % CELLS*(4*SCALES);
 }
 
 // Pair 2 `step` + `half_of` of lanes t, of the first ones; the second ones are behind the pieces of these.
-template <uint D, uint PIECE> __device__ __forceinline__ uint value_scales_at(uint pair) {
-    constexpr uint BYTES = D/2; // of a pair, for lanes t
+template <uint WORDS, uint PIECE> __device__ __forceinline__ uint value_scales_at(uint pair) {
+    constexpr uint BYTES = 32*WORDS; // of a pair, for lanes t
     return pair*BYTES/128*PIECE + pair*BYTES % 128;
-}
-
-// Counts a warp that is done with a slot, at a barrier for as many as read it. By lane 0, for `was_last`, which looks at it later: it
-// takes a while.
-__device__ __forceinline__ unsigned long long leave(uint bar, uint lane) {
-    unsigned long long state = 0;
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n"
-        ".reg .pred first;\n"
-        "setp.eq.u32 first, %2, 0;\n"
-        "@first mbarrier.arrive.shared::cta.b64 %0, [%1];\n"
-        "}" : "+l"(state) : "r"(bar), "r"(lane) : "memory");
-#endif
-    return state;
-}
-
-// Were all others done before? Then what they read has been read.
-__device__ __forceinline__ bool was_last(uint bar, unsigned long long state, uint lane) {
-#if __CUDA_ARCH__ >= 900
-    uint pending;
-    asm volatile("mbarrier.pending_count.b64 %0, %1;" : "=r"(pending) : "l"(state));
-    if (lane == 0 && pending == 1) {
-        asm volatile(
-            "{\n"
-            ".reg .pred there;\n"
-            "mbarrier.test_wait.shared::cta.b64 there, [%0], %1;\n"
-            "}" :: "r"(bar), "l"(state) : "memory");
-        return true;
-    }
-#endif
-    return false;
 }
 
 // 2 or a multiple of 4 words.
@@ -168,12 +139,19 @@ template <uint N> __device__ __forceinline__ void load_words(uint (&x)[N], const
 
 // They are made once, by the lane of a cell.
 template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_t * at, const uint8_t * row) {
-    constexpr uint C = D/64, COUNT = 2*C, BYTES = level_scale_bytes(K, D);
+    constexpr uint C = D/64, COUNT = decode_keys_of<K, D, 1>::CELL_SCALES, BYTES = level_scale_bytes(K, D);
     uint words[(BYTES + 3)/4];
     if constexpr (BYTES == 2) {
         words[0] = *(const unsigned short *) row;
     } else {
         load_scales<tile_bytes, BYTES, level_row_align(K, D)>(words, row);
+    }
+    if constexpr (KV_KIND_IS_TURBO(K)) {
+        *(::float2 *) at = make_float2(decode_turbo_keys<K, D, 1>::scale_of(words[0], 0), decode_turbo_keys<K, D, 1>::scale_of(words[0], 1));
+        return;
+    } else if constexpr (K == KV_KIND_QJL1) {
+        *(float *) at = norm_of(words[0]);
+        return;
     }
     uint halves[(C + 1)/2*2];
     const auto scale = [&](uint i) {
@@ -184,7 +162,7 @@ template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_
             return i % 2 ? __high2float(two) : __low2float(two);
         }
     };
-    if constexpr (code_bits(K) != 8) {
+    if constexpr (code_bits(K) != 8 && !has_norms(K)) {
 #pragma unroll
         for (uint c = 0; c < C; ++c) {
             if constexpr (KV_KIND_IS_BAND(K)) {
@@ -196,7 +174,8 @@ template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_
     }
     // All first ones and then the second ones, where a lane needs the one or the other.
     const auto place = [&](uint i) { return scale(decode_keys_of<K, D, 1>::CHOOSES_SCALES ? i % C*2 + i/C : i); };
-    if constexpr (COUNT == 2) {
+    if constexpr (has_norms(K)) {
+    } else if constexpr (COUNT == 2) {
         *(::float2 *) at = make_float2(place(0), place(1));
     } else {
 #pragma unroll
@@ -219,7 +198,7 @@ template <uint N> __device__ __forceinline__ void store_words(uint8_t * to, cons
 }
 
 template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value_scales(uint8_t * at, const uint8_t * row) {
-    constexpr uint C = D/64, BYTES = level_scale_bytes(V, D);
+    constexpr uint C = decode_values<V, D>::SCALE_WORDS, BYTES = level_scale_bytes(V, D);
     uint words[(BYTES + 3)/4];
     if constexpr (BYTES == 2) {
         words[0] = *(const unsigned short *) row;
@@ -282,7 +261,7 @@ struct written_row {
 static_assert(TILE_MASK/TILE <= 64, "a bit for each tile of a chunk");
 
 __device__ __forceinline__ unsigned long long or_of_lanes(unsigned long long x) {
-#if __CUDA_ARCH__ >= 800
+#if defined(KV_CUDA_EMULATED) || __CUDA_ARCH__ >= 800
     return (unsigned long long) __reduce_or_sync(KV_ALL_LANES, (uint) (x >> 32)) << 32 | __reduce_or_sync(KV_ALL_LANES, (uint) x);
 #else
     return x;
@@ -290,12 +269,12 @@ __device__ __forceinline__ unsigned long long or_of_lanes(unsigned long long x) 
 }
 
 template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline__ void decode_bulk_block(const attn_params & p, uint8_t * raw) {
-#if __CUDA_ARCH__ >= 900
+#if KV_HAS_BULK_COPIES
     typedef bulk_layout<K, V, D, QB> layout;
     typedef decode_keys_of<K, D, QB> keys_of;
     typedef decode_values<V, D> values_of;
     constexpr bool DELTA = is_delta(K);
-    constexpr uint ROWS = layout::ROWS, UNIT = layout::UNIT;
+    constexpr uint ROWS = layout::ROWS, UNIT = layout::UNIT, SCALE_WORDS = values_of::SCALE_WORDS, QUERY = query_width(K, D);
     const kv_attn_args & args = p.args;
     const uint heads = args.kv_heads, threads = blockDim.x;
     const uint teams = p.bulk.teams, depth = p.bulk.depth;
@@ -356,7 +335,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
             begin_barrier(bars + 8*i, 1);
             begin_barrier(done + 8*i, heads);
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        end_writes_before_copies();
     }
     __syncthreads();
 
@@ -465,7 +444,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     }
 
     const size_t query_block = block.query_block(heads, false);
-    const signed char * const planes = p.query_planes + query_block*2*ROWS*D;
+    const signed char * const planes = p.query_planes + query_block*2*ROWS*QUERY;
     const float * const query_scale = p.query_scale + query_block*ROWS;
     if (!p.announced) {
         wait_for_previous();
@@ -481,7 +460,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
         ahead[n].load(planes, query_scale, ROWS, D, min(4*(threadIdx.x + n*threads), query_count - 4));
     }
     typename keys_of::loaded_queries loaded;
-    loaded.load((const signed char (*)[ROWS][D]) (planes + head*2*ROWS*D), g, t);
+    loaded.load((const signed char (*)[ROWS][QUERY]) (planes + head*2*ROWS*QUERY), g, t);
     typedef decode_sums<K, V, D, QB, TILE_STEPS> sums_of;
     float scale_of_row[2*QB];
     sums_of::load_scales(scale_of_row, query_scale + head*ROWS, t);
@@ -498,7 +477,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     typename keys_of::queries b;
     keys_of::fill(b, loaded, g);
     sums_of sums;
-    sums.begin(p, scale_of_row, level_unit(K, D));
+    sums.begin(p, scale_of_row, key_unit<K, D>());
     uint mask_at[QB][2];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {
@@ -512,16 +491,16 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     const auto table = values_of::table_of([&]() { return wide_lane_table { shared_address(raw + layout::TABLE + 4*lane) }; });
     __half * const weights = (__half *) (raw + layout::WEIGHTS + warp*layout::WARP_WEIGHTS);
     uint8_t * const row_scales = raw + layout::SCALES + warp*layout::SCALE_PIECES*layout::PIECE;
-    const uint8_t * const value_scales = kept(row_scales + g/4*(D/64)*layout::PIECE + t*(D/8), lane);
-    uint8_t * const key_scales_to = kept(row_scales + key_scales_at<D, layout::PIECE>(lane), lane);
-    uint8_t * const value_scales_to = kept(row_scales + value_scales_at<D, layout::PIECE>(lane/8) + (lane % 4*2 + lane/4 % 2)*(D/16), lane);
+    const uint8_t * const value_scales = kept(row_scales + g/4*SCALE_WORDS*layout::PIECE + t*(8*SCALE_WORDS), lane);
+    uint8_t * const key_scales_to = kept(row_scales + key_scales_at<keys_of::CELL_SCALES, layout::PIECE>(lane), lane);
+    uint8_t * const value_scales_to = kept(row_scales + value_scales_at<SCALE_WORDS, layout::PIECE>(lane/8) + (lane % 4*2 + lane/4 % 2)*(4*SCALE_WORDS), lane);
     // What the lane reads of a tile, where its slot is the first of shared memory: the row whose scales it makes, those whose codes it has, and its codes.
     const uint8_t * const k_row = kept(raw + head*layout::K_ROW + lane*k_cell, lane), * const v_row = kept(raw + head*layout::V_ROW + lane*v_cell, lane);
     const uint k_begin = head*layout::K_ROW + g*k_cell, v_begin = head*layout::V_ROW + t*v_cell;
     const uint8_t * const k_first = raw + k_begin - (keys_of::JOINED ? k_begin & 2 : 0), * const v_first = raw + v_begin - (values_of::JOINED ? v_begin & 2 : 0);
     const uint8_t * const k_codes = KV_KIND_IS_BAND(K) ? k_first + keys_of::codes_at(t) : kept(k_first + keys_of::codes_at(t), lane);
     const uint8_t * const v_codes = kept((code_bits(V) <= 3 ? raw + v_begin : v_first) + values_of::codes_at(g), lane);
-    const uint k_shift = keys_of::JOINED ? kept((k_begin & 2) != 0 ? 32 : 16, lane) : 0, v_shift = values_of::JOINED ? kept((v_begin & 2) != 0 ? 32 : 16, lane) : 0;
+    const uint k_shift = keys_of::JOINED ? kept(keys_of::shift_of(k_begin & 2), lane) : 0, v_shift = values_of::JOINED ? kept(values_of::shift_of(v_begin & 2), lane) : 0;
     decode_group<K, D, QB> group;
     const float * const q_of_lane = DELTA ? (const float *) kept((const uint8_t *) (q + head*ROWS*(D/32)*at.query_step + group.query_at(at.query_step, lane)), lane) : nullptr;
     const typename decode_group<K, D, QB>::template whole_chain<TILE_STEPS> whole(lane);
@@ -564,12 +543,11 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                         k = load_keys(step);
                     }
                     k.join();
-                    const auto scales_at = [&](uint n) { return (const float *) (row_scales + key_scales_at<D, layout::PIECE>(step*STEP + 8*n + g)); };
-                    constexpr bool CHOOSES = keys_of::CHOOSES_SCALES;
-                    float scales[2][CHOOSES ? D/64 : D/32];
-                    load_floats(scales[0], scales_at(0) + (CHOOSES ? t/2*(D/64) : 0));
-                    load_floats(scales[1], scales_at(1) + (CHOOSES ? t/2*(D/64) : 0));
-                    k.products(b, t, [&](uint n, uint c, uint second) { return scales[n][CHOOSES ? c : 2*c + second]; }, parts[step]);
+                    const auto scales_at = [&](uint n) { return (const float *) (row_scales + key_scales_at<keys_of::CELL_SCALES, layout::PIECE>(step*STEP + 8*n + g)); };
+                    float scales[2][keys_of::LANE_SCALES];
+                    load_floats(scales[0], scales_at(0) + keys_of::lane_scales_at(t));
+                    load_floats(scales[1], scales_at(1) + keys_of::lane_scales_at(t));
+                    k.products(b, t, [&](uint n, uint c, uint second) { return scales[n][keys_of::scale_number(c, second)]; }, parts[step]);
                 }
                 __syncwarp();
                 const auto left = leave(done + 16*slot, lane);
@@ -637,8 +615,8 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                         v = load_values(step);
                     }
                     v.join();
-                    const auto scales_of = [&](uint half_of, uint (&two)[2][D/64]) {
-                        load_words((uint (&)[D/32]) two, value_scales + value_scales_at<D, layout::PIECE>(2*step + half_of));
+                    const auto scales_of = [&](uint half_of, uint (&two)[2][SCALE_WORDS]) {
+                        load_words((uint (&)[2*SCALE_WORDS]) two, value_scales + value_scales_at<SCALE_WORDS, layout::PIECE>(2*step + half_of));
                     };
                     ::uint2 w[QB];
                     sums.load_weights(w, weights + step*STEP, TILE_WEIGHTS, g, t);
@@ -665,7 +643,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
         count = counts[0];
         if (head == 0 && lane == 0 && team < teams) {
             // The end of a tile may have been stored where a copy comes now.
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            end_writes_before_copies();
             for (uint i = 0; i < depth && tile_at(team, n + i) < count; ++i) {
                 const uint slot = team*depth + (ring + i) % depth;
                 ask_keys(slot, first_of(n + i));
@@ -676,25 +654,25 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     let_next_begin();
 
     float * const all_sums = (float *) (raw + (layout::WITH_TABLE ? layout::TABLE : at.back)); // [warp][row][value]
-    store_teams<D, ROWS>(p, sums, block, blockIdx.z, teams, (float (*)[2]) (raw + layout::SOFTS), all_sums, values_of::UNIT);
+    store_teams<ROWS>(p, sums, block, blockIdx.z, teams, (float (*)[2]) (raw + layout::SOFTS), all_sums);
 #endif
 }
 
 template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<K, D, QB>(), 1) kv_decode_bulk(const KV_IN_PLACE attn_params p) {
-    extern __shared__ __align__(128) uint8_t raw[];
+    KV_SHARED_BYTES(raw);
     decode_bulk_block<K, V, D, QB, false>(p, raw);
 }
 
 template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<K, D, QB>(), 1) kv_decode_bulk_recent(const KV_IN_PLACE attn_params p) {
-    extern __shared__ __align__(128) uint8_t raw[];
+    KV_SHARED_BYTES(raw);
     if (blockIdx.z < p.args.main_chunks) {
         decode_bulk_block<K, V, D, QB, true>(p, raw);
     } else {
         // Heads of 256 are 6% slower with this code among theirs; elsewhere 0 to 2%, and a call takes 2 us.
         if constexpr (D == 256) {
-            call_precise_block<D, QB>(p, raw);
+            call_precise_block<precise_kind(K), D, QB>(p, raw);
         } else {
-            decode_precise_block<D, QB>(p, raw);
+            decode_precise_block<precise_kind(K), D, QB>(p, raw);
         }
     }
 }

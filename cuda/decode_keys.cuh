@@ -15,28 +15,11 @@
 
 #include "decode.h"
 #include "levels.cuh"
+#include "mma.cuh"
 #include "queries.cuh"
 
 namespace kv {
 namespace {
-
-// d = a b
-__device__ __forceinline__ void first_mma_s8(int (&d)[4], const uint (&a)[4], uint b0, uint b1) {
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
-#endif
-}
-
-// d += a b
-__device__ __forceinline__ void mma_s8(int (&d)[4], const uint (&a)[4], uint b0, uint b1) {
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
 
 // Levels of kv_srft.h. A selector from 8 on gives the sign of a byte: of the lower half -1, of the upper half 0, so the upper
 // half is one larger. The upper half is found by the complement of the code.
@@ -64,14 +47,20 @@ struct tile_bytes {
 };
 
 // A row that begins at an even address, perhaps in the middle of a word: the words that it lies in, and by how much its codes, which begin
-// two bytes behind it, are shifted in those.
+// two or four bytes behind it, are shifted in those.
 struct even_row {
     const uint8_t * words;
     uint            shift;
 
-    __device__ __forceinline__ explicit even_row(const uint8_t * row) : words(row - ((uintptr_t) row & 2)), shift(((uintptr_t) row & 2) != 0 ? 32 : 16) {}
+    static __device__ __forceinline__ even_row of(const uint8_t * row, uint scales) {
+        const uint odd = (uint) (uintptr_t) row & 2;
+        return { row - odd, shift_of(odd, scales) };
+    }
 
-    __device__ __forceinline__ even_row(const uint8_t * words, uint shift) : words(words), shift(shift) {}
+    // Where the row begins `odd` bytes behind a word, and with so many bytes of scales.
+    static __device__ __forceinline__ uint shift_of(uint odd, uint scales) {
+        return 8*(odd + scales % 4);
+    }
 
     template <typename Bytes> __device__ __forceinline__ uint word(uint at) const {
         return Bytes::template at<uint>(words + at);
@@ -102,7 +91,12 @@ template <typename Bytes, uint ALIGN> __device__ __forceinline__ void load_two(u
 // Scales of a row as they are stored: BYTES of them, in words.
 template <typename Bytes, uint BYTES, uint ALIGN> __device__ __forceinline__ void load_scales(uint (&scales)[(BYTES + 3)/4], const uint8_t * row) {
     if constexpr (BYTES == 2) {
-        scales[0] = even_row(row).scales<Bytes>();
+        scales[0] = even_row::of(row, BYTES).scales<Bytes>();
+    } else if constexpr (ALIGN == 2) {
+#pragma unroll
+        for (uint i = 0; i < BYTES/4; ++i) {
+            scales[i] = Bytes::template at<unsigned short>(row + 4*i) | (uint) Bytes::template at<unsigned short>(row + 4*i + 2) << 16;
+        }
     } else if constexpr (ALIGN >= 8 && BYTES % 8 == 0) {
 #pragma unroll
         for (uint i = 0; i < BYTES/4; i += 2) {
@@ -139,6 +133,7 @@ template <uint N> __device__ __forceinline__ void load_floats(float (&x)[N], con
 }
 
 // The compiler is to keep it, not to make it anew in the loop.
+#ifdef __CUDA_ARCH__
 __device__ __forceinline__ void keep(uint & x) {
     asm volatile("" : "+r"(x));
 }
@@ -150,6 +145,9 @@ __device__ __forceinline__ void keep(float & x) {
 __device__ __forceinline__ void keep(const uint8_t *& x) {
     asm volatile("" : "+l"(x));
 }
+#else
+template <typename T> __device__ __forceinline__ void keep(T &) {}
+#endif
 
 // A constant that the compiler does not know, and so does not make anew in the loop: blocks have one row of threads.
 __device__ __forceinline__ uint opaque(uint constant) {
@@ -198,6 +196,15 @@ struct query_bytes {
     __device__ __forceinline__ uint in_turn() const { return prmt(first, second, 0x5140); }
 };
 
+// Lanes t < 2 have sums with the first plane of the queries, the others with the second.
+template <uint QB> __device__ __forceinline__ void by_planes(uint t, float (&s)[QB][4]) {
+    const float unit = t < 2 ? (float) SECOND_PLANE : 1.0f;
+#pragma unroll
+    for (uint i = 0; i < 4*QB; ++i) {
+        s[i/4][i % 4] *= unit;
+    }
+}
+
 // What a lane has of 16 rows of K: of cells g and g + 8. QB is the number of blocks of four query rows.
 template <uint KIND, uint D, uint QB> struct decode_keys {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
@@ -205,6 +212,15 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
     static constexpr bool CHOOSES_SCALES = BITS == 4; // a lane needs the first scales of chunks or the second ones
     static constexpr bool ROW_FOR_LANE = false; // lanes t and t ^ 2 have parts of products with two query rows, or all of those with one each
+    static constexpr bool ONE_SCALE = KV_KIND_IS_TURBO(KIND);
+    static constexpr uint TABLE = table_of_codes(KIND, BITS);
+    // Of 8 bits a lane has two runs of codes of a chunk, 32 bytes apart.
+    static constexpr uint RUNS = BITS == 8 ? 2 : 1, RUN = WORDS/RUNS;
+    // Scales of a cell as floats, in a tile (decode_bulk.cuh), and those among them that a lane needs.
+    static constexpr uint CELL_SCALES = 2*C, LANE_SCALES = CHOOSES_SCALES ? C : 2*C;
+
+    static __device__ __forceinline__ uint lane_scales_at(uint t) { return CHOOSES_SCALES ? t/2*C : 0; }
+    static __device__ __forceinline__ uint scale_number(uint c, uint second) { return CHOOSES_SCALES ? c : 2*c + second; }
 
     struct queries {
         uint b[BITS == 4 ? 2 : 1][C][2][QB][2]; // [plane][chunk][word or scale][block of rows][half of the 32 values]
@@ -213,13 +229,18 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     };
 
     uint scales[2][(SCALES + 3)/4];
-    uint codes[2][C][WORDS + (JOINED ? 1 : 0)];
+    uint codes[2][C][WORDS + (JOINED ? RUNS : 0)];
     uint upper[2][C][JOINED ? 3 : 2];
     uint shift[2];
 
     // Where the lane's codes of a row begin.
     static __device__ __forceinline__ uint codes_at(uint t) {
         return SCALES + (BITS <= 3 ? 4 : 8)*t;
+    }
+
+    // JOINED: by how much codes are shifted, where rows begin `odd` bytes behind a word.
+    static __device__ __forceinline__ uint shift_of(uint odd) {
+        return even_row::shift_of(odd, SCALES);
     }
 
     // `codes_of` is that of row 0. Caches are below 4 GiB. Of a tile, all rows that a lane reads begin in the same half of a word: what is given is
@@ -230,11 +251,12 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
             const uint at = (Bytes::ENDS ? min(cell + g + 8*n, last) : cell + g + 8*n)*step;
             load_scales<Bytes, SCALES, ALIGN>(scales[n], rows + at); // of a tile nobody needs them
             if constexpr (JOINED) {
-                const even_row row = Bytes::ENDS ? even_row(rows + at) : even_row(rows + at, shift_of_rows);
+                const even_row row = Bytes::ENDS ? even_row::of(rows + at, SCALES) : even_row { rows + at, shift_of_rows };
                 shift[n] = row.shift;
 #pragma unroll
-                for (uint i = 0; i <= WORDS; ++i) {
-                    codes[n][0][i] = Bytes::ENDS ? row.template word<Bytes>((uint) (codes_of - rows) - SCALES + 4*i) : Bytes::template at<uint>(codes_of + at - SCALES + 4*i);
+                for (uint i = 0; i < WORDS + RUNS; ++i) {
+                    const uint word = i/(RUN + 1)*32 + i % (RUN + 1)*4; // behind the one that has the last bytes of the scales, or the first codes
+                    codes[n][0][i] = Bytes::ENDS ? row.template word<Bytes>((uint) (codes_of - rows) - SCALES % 4 + word) : Bytes::template at<uint>(codes_of + at - SCALES % 4 + word);
                 }
                 for (uint i = 0; i < 3 && BITS == 3; ++i) {
                     upper[n][0][i] = row.template word<Bytes>(16 + 4*i);
@@ -271,7 +293,8 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
         for (uint n = 0; n < 2 && JOINED; ++n) {
 #pragma unroll
             for (uint i = 0; i < WORDS; ++i) {
-                codes[n][0][i] = joined(codes[n][0][i], codes[n][0][i + (JOINED ? 1 : 0)], shift[n]);
+                const uint from = i + i/RUN;
+                codes[n][0][i] = joined(codes[n][0][from], codes[n][0][from + (JOINED ? 1 : 0)], shift[n]);
             }
             for (uint i = 0; i < 2 && BITS == 3; ++i) {
                 upper[n][0][i] = joined(upper[n][0][i], upper[n][0][i + (JOINED ? 1 : 0)], shift[n]);
@@ -304,7 +327,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
             q.upper = kept(UPPER_0);
             q.ones  = kept(~0u);
         } else {
-            q.lower = opaque(level_bytes<BITS == 3 ? 3 : 2>().first);
+            q.lower = opaque(level_bytes<TABLE>().first);
         }
 #pragma unroll
         for (uint i = 0; i < sizeof(q.b)/4; ++i) {
@@ -339,6 +362,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     }
 
     template <typename Scales> __device__ __forceinline__ void products_by_scale(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
+        [[maybe_unused]] int all[QB][4]; // ONE_SCALE
 #pragma unroll
         for (uint i = 0; i < 2*C; ++i) {
             const uint c = i/2, scale = i % 2;
@@ -349,12 +373,20 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                 a[2] = codes[0][c][2*scale + 1];
                 a[3] = codes[1][c][2*scale + 1];
             } else {
-                constexpr byte_table levels = level_bytes<BITS == 3 ? 3 : 2>();
+                constexpr byte_table levels = level_bytes<TABLE>();
                 const uint x = selectors_of<BITS>(codes[0][c][0], scale, upper[0][c][scale], t), y = selectors_of<BITS>(codes[1][c][0], scale, upper[1][c][scale], t);
                 a[0] = prmt(q.lower, levels.second, x);
                 a[1] = prmt(q.lower, levels.second, y);
                 a[2] = prmt(q.lower, levels.second, x >> 16);
                 a[3] = prmt(q.lower, levels.second, y >> 16);
+            }
+            if constexpr (ONE_SCALE) {
+#pragma unroll
+                for (uint qb = 0; qb < QB; ++qb) {
+                    const uint b0 = q.b[0][c][scale][qb][0], b1 = q.b[0][c][scale][qb][1];
+                    i == 0 ? first_mma_s8(all[qb], a, b0, b1) : mma_s8(all[qb], a, b0, b1);
+                }
+                continue;
             }
             const float s0 = scale_of(0, c, scale), s1 = scale_of(1, c, scale);
 #pragma unroll
@@ -367,11 +399,14 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                 }
             }
         }
-        const float unit = t < 2 ? (float) SECOND_PLANE : 1.0f;
+        if constexpr (ONE_SCALE) {
+            const float s0 = scale_of(0, 0, 0), s1 = scale_of(1, 0, 0);
 #pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            s[i/4][i % 4] *= unit;
+            for (uint i = 0; i < 4*QB; ++i) {
+                s[i/4][i % 4] = (i % 4 < 2 ? s0 : s1)*(float) all[i/4][i % 4];
+            }
         }
+        by_planes<QB>(t, s);
     }
 
     template <typename Scales> __device__ __forceinline__ void products_4(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {

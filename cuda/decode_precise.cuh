@@ -4,6 +4,7 @@
 // what counts is the way from there to the sums: a warp takes 16 cells of a KV head, and all that it needs of them is asked for at once.
 #pragma once
 
+#include "bulk_copy.cuh"
 #include "decode_softmax.cuh"
 
 namespace kv {
@@ -26,11 +27,11 @@ template <uint D, uint QB> struct precise_memory {
     __align__(128) float sums[1]; // of the warps
 };
 
-// The block's chunk, of precise rows; warps are teams, as in decode_bulk.cuh.
-template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(const attn_params & p, uint8_t * raw) {
-#if __CUDA_ARCH__ >= 900
+// The block's chunk, of precise rows, whose keys are of K; warps are teams, as in decode_bulk.cuh.
+template <uint K, uint D, uint QB> __device__ __forceinline__ void decode_precise_block(const attn_params & p, uint8_t * raw) {
+#if KV_HAS_BULK_COPIES
     constexpr uint KIND = KV_KIND_SRFT8, ROWS = 4*QB;
-    typedef decode_keys_of<KIND, D, QB> keys_of;
+    typedef decode_keys_of<K, D, QB> keys_of;
     typedef decode_values<KIND, D> values_of;
     auto & m = *(precise_memory<D, QB> *) raw;
     const kv_attn_args & args = p.args;
@@ -49,7 +50,7 @@ template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(
         ((uint *) m.weights[warp])[i] = 0;
     }
     __syncwarp();
-    typedef decode_sums<KIND, KIND, D, QB, 1> sums_of;
+    typedef decode_sums<K, KIND, D, QB, 1> sums_of;
     uint mask_at[2*QB];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {
@@ -78,12 +79,13 @@ template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(
             wait_for_previous();
             // Their own queries come last where they are not those of the cache.
             const size_t query_row = (block.query_block(heads, has_precise_queries(p.k_kind, true)) + head)*ROWS;
+            const uint width = query_width(p.k_kind, D);
             typename keys_of::loaded_queries loaded;
-            loaded.load((const signed char (*)[ROWS][D]) (p.query_planes + query_row*2*D), g, t);
+            loaded.load((const signed char (*)[ROWS][D]) (p.query_planes + query_row*2*width), g, t);
             keys_of::fill(b, loaded, g);
             float scale_of_row[2*QB];
             sums_of::load_scales(scale_of_row, p.query_scale + query_row, t);
-            sums.begin(p, scale_of_row, level_unit(KIND, D));
+            sums.begin(p, scale_of_row, key_unit<K, D>());
         }
         keys_of k;
         values_of v;
@@ -110,13 +112,13 @@ template <uint D, uint QB> __device__ __forceinline__ void decode_precise_block(
         first += step;
     } while (first < end);
     let_next_begin();
-    store_teams<D, ROWS>(p, sums, block, chunk, teams, m.softs, m.sums, values_of::UNIT);
+    store_teams<ROWS>(p, sums, block, chunk, teams, m.softs, m.sums);
 #endif
 }
 
 // The same as a call, which looks for parameters in memory: the code for the cache is then as it is without precise rows.
-template <uint D, uint QB> __device__ __noinline__ void call_precise_block(const attn_params & p, uint8_t * raw) {
-    decode_precise_block<D, QB>(p, raw);
+template <uint K, uint D, uint QB> __device__ __noinline__ void call_precise_block(const attn_params & p, uint8_t * raw) {
+    decode_precise_block<K, D, QB>(p, raw);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Attention of a few query rows over rows of levels: K of srft, delta or bands, V of srft, head sizes 64, 128 and 256.
+// Attention of a few query rows over rows of levels, head sizes 64, 128 and 256.
 //
 // A block of four warps takes one KV head, up to eight query rows and a chunk of cells; its warps take blocks of 64 cells in
 // turn, each alone, 16 cells at a time. Rows go from memory to registers: keys while the values before
@@ -7,7 +7,7 @@
 //     K   16 cells x 32 values by integer tensor cores, queries as two planes of 8 bits (decode_keys.cuh).
 //     V   values x 16 cells by f16 tensor cores. Weights carry the scales (decode_values.cuh).
 //
-// Precise rows of recent cells are further chunks of the same launch, of srft8: a launch of their own would take longer than
+// Precise rows of recent cells are further chunks of the same launch, of srft8 (K beside delta8: f16): a launch of their own would take longer than
 // they do. Their mask is that of the cells they stand for, and blocks of the cache leave those cells out.
 #pragma once
 
@@ -23,12 +23,12 @@ template <uint K, uint V, uint D, uint QB> constexpr uint blocks_per_sm() {
     return D == 256 ? 2 : D == 128 && (QB == 2 || (is_delta(K) && code_bits(V) == 3)) ? 3 : 4;
 }
 
-template <uint V, uint D> struct decode_memory {
-    static constexpr uint TABLE = decode_values<V, D>::TABLE_BYTES, SUMS = WARPS*ROWS*D*4;
+template <uint K, uint V, uint D> struct decode_memory {
+    static constexpr uint TABLE = decode_values<V, D>::TABLE_BYTES, SUMS = WARPS*ROWS*decode_values<V, D>::WIDTH*4;
 
     uint   table[(TABLE > SUMS ? TABLE : SUMS)/4]; // what V looks up; behind the loop, sums of the warps
     float  q[ROWS][D];                             // queries in the domain of keys
-    signed char planes[2][ROWS][D];
+    signed char planes[2][ROWS][query_width(K, D)];
     float  query_scale[ROWS], slopes[ROWS];
     __half weights[WARPS][ROWS][STEP + 8];
     float  softs[WARPS][ROWS][2];
@@ -66,11 +66,10 @@ __device__ __forceinline__ uint visible_blocks(
 }
 
 template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
-    constexpr uint C = D/64;
     constexpr bool DELTA = is_delta(K), PRECISE = OF == decode_rows::precise, RECENT = OF == decode_rows::main;
     typedef decode_keys_of<K, D, QB> keys_of;
     typedef decode_values<V, D> values_of;
-    auto & m = *(decode_memory<V, D> *) raw;
+    auto & m = *(decode_memory<K, V, D> *) raw;
     const kv_attn_args & args = p.args;
     const uint64_t (&k_nb)[3] = PRECISE ? part.k_nb : args.k_nb, (&v_nb)[3] = PRECISE ? part.v_nb : args.v_nb;
     const uint cells = PRECISE ? part.count : args.cells, chunk_cells = PRECISE ? p.part_chunk_cells : args.chunk_cells;
@@ -123,10 +122,9 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         const uint row = first_row + r, token = row/heads_per_kv, head = kv_head*heads_per_kv + row % heads_per_kv;
         const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
         query_part<D> query;
-        constexpr bool AS_IT_IS = KV_KIND_IS_BAND(K);
-        query.load(p, r < used ? from : nullptr, AS_IT_IS, lane);
-        const uint first = query.enter_domain(AS_IT_IS, lane);
-        query.store_planes(first, lane, m.planes[0][r], m.planes[1][r], &m.query_scale[r]);
+        constexpr query_domain DOMAIN = query_domain_of(K);
+        query.load(p, r < used ? from : nullptr, DOMAIN == query_domain::as_it_is, lane);
+        const uint first = store_query(query, DOMAIN, lane, m.planes[0][r], m.planes[1][r], &m.query_scale[r]);
         if (DELTA) {
             query.store_floats(first, m.q[r], 32);
         }
@@ -149,7 +147,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     decode_sums<K, V, D, QB, 1> sums;
     float scale_of_row[2*QB];
     sums.load_scales(scale_of_row, m.query_scale, t);
-    sums.begin(p, scale_of_row, level_unit(K, D));
+    sums.begin(p, scale_of_row, key_unit<K, D>());
     uint mask_at[QB][2];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {
@@ -263,29 +261,30 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     // The table is done with: sums of the warps, [warp][row][value].
     __syncthreads();
     float * o = (float *) m.table;
-    sums.store_sums(o + warp*ROWS*D, g, t);
+    constexpr uint W = values_of::WIDTH;
+    sums.store_sums(o + warp*ROWS*W, g, t);
     __syncthreads();
     const uint results = stream*args.tokens*args.heads + kv_head*heads_per_kv;
-    for (uint i = 4*threadIdx.x; i < used*D; i += 4*THREADS) {
-        const uint r = i/D, row = first_row + r;
+    for (uint i = 4*threadIdx.x; i < used*W; i += 4*THREADS) {
+        const uint r = i/W, row = first_row + r;
         const size_t at = (size_t) (results + row/heads_per_kv*args.heads + row % heads_per_kv)*args.chunks + args.first_chunk + blockIdx.y;
-        store_result(p, at, i % D, &m.softs[0][r], ROWS, o + i, ROWS*D, WARPS, values_of::UNIT);
+        store_result(p, at, i % W, &m.softs[0][r], ROWS, o + i, ROWS*W, WARPS, values_of::unit_of(i % W));
     }
 }
 
 template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm<K, V, D, QB>()) kv_decode(const attn_params p) {
-    extern __shared__ __align__(128) uint8_t raw[];
+    KV_SHARED_BYTES(raw);
     decode_block<K, V, D, QB, decode_rows::alone>(p, raw, p.part[0]);
 }
 
 // A kernel of its own: what it has more of would make the other slower.
 template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(THREADS, blocks_per_sm<K, V, D, QB>()) kv_decode_recent(const attn_params p) {
-    extern __shared__ __align__(128) uint8_t raw[];
+    KV_SHARED_BYTES(raw);
     if (blockIdx.y < p.args.main_chunks) {
         decode_block<K, V, D, QB, decode_rows::main>(p, raw, p.part[0]);
     } else {
         const attn_part part = blockIdx.y < p.part[1].first_chunk ? p.part[0] : p.part[1];
-        decode_block<KV_KIND_SRFT8, KV_KIND_SRFT8, D, QB, decode_rows::precise>(p, raw, part);
+        decode_block<precise_kind(K), KV_KIND_SRFT8, D, QB, decode_rows::precise>(p, raw, part);
     }
 }
 

@@ -6,6 +6,8 @@
 
 #include "decode_bands.cuh"
 #include "decode_group.cuh"
+#include "decode_halves.cuh"
+#include "decode_signs.cuh"
 #include "decode_values.cuh"
 #include "queries.cuh"
 
@@ -14,11 +16,35 @@ namespace {
 
 using namespace metal;
 
+template <uint KIND, uint D, uint QB> struct decode_keys_choice {
+    typedef decode_keys<KIND, D, QB>       levels;
+    typedef decode_band_keys<KIND, D, QB>  bands;
+    typedef decode_turbo_keys<KIND, D, QB> turbo;
+    typedef decode_qjl_keys<D, QB>         qjl;
+    typedef decode_half_keys<D, QB>        halves;
+
+    typedef std::conditional_t<KV_KIND_IS_BAND(KIND), bands, std::conditional_t<KV_KIND_IS_TURBO(KIND), turbo,
+            std::conditional_t<KIND == KV_KIND_QJL1, qjl, std::conditional_t<KIND == KV_KIND_F16, halves, levels>>>> type;
+};
+
+// What reads K of a kind.
+template <uint KIND, uint D, uint QB> using decode_keys_of = typename decode_keys_choice<KIND, D, QB>::type;
+
+// What products with keys of a kind are multiplied by, beside scales.
+template <uint K, uint D> __device__ __forceinline__ float key_unit() {
+    if constexpr (K == KV_KIND_QJL1) {
+        return sign_unit<D>();
+    } else {
+        return level_unit(K, D);
+    }
+}
+
 // A lane has query rows 2 (t % 2) and the next of each block of four, and of 16 cells g and g + 8. Of two times 16 cells lanes t < 2
 // have the first and the others the second; of 16 alone they have the same. Scores are in units of log 2.
 template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
     static_assert(STEPS == 1 || STEPS == 2, "");
-    static constexpr uint C = D/64;
+    typedef decode_values<V, D> values_of;
+    static constexpr uint C = values_of::CHUNKS, WIDTH = values_of::WIDTH;
     static constexpr bool DELTA = is_delta(K), ROW_FOR_LANE = decode_keys_of<K, D, QB>::ROW_FOR_LANE;
 
     float factor[QB][2], ref[QB][2];
@@ -125,7 +151,7 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
             for (uint n = 1; n < N; ++n) {
                 x = fmaxf(x, fmaxf(s[n][i/2][i % 2], s[n][i/2][i % 2 + 2]));
             }
-            larger = larger || x > ref[i/2][i % 2] + (float) decode_values<V, D>::SLACK;
+            larger = larger || x > ref[i/2][i % 2] + (float) values_of::SLACK;
         }
         if (__any_sync(KV_ALL_LANES, larger)) {
 #pragma unroll
@@ -188,9 +214,9 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
 #pragma unroll
         for (uint i = 0; i < QB*C*8; i += 4) {
             const float * x = &acc[0][0][0][0] + i;
-            float * const from = to + row_of(i/(C*8)*2, t)*D + decode_values<V, D>::value_of(i % (C*8), g, t); // and the value behind it
-            *(::float2 *) from       = make_float2(x[0], x[2]);
-            *(::float2 *) (from + D) = make_float2(x[1], x[3]);
+            float * const from = to + row_of(i/(C*8)*2, t)*WIDTH + values_of::value_of(i % (C*8), g, t); // and the value behind it
+            *(::float2 *) from           = make_float2(x[0], x[2]);
+            *(::float2 *) (from + WIDTH) = make_float2(x[1], x[3]);
         }
     }
 };
@@ -257,20 +283,21 @@ struct block_place {
 };
 
 // What a block's warps have, as a chunk of the results. `softs` and `all_sums` are shared memory for all warps.
-template <uint D, uint ROWS, typename Sums> __device__ __forceinline__ void store_teams(
-        const attn_params & p, const Sums & sums, const block_place & at, uint chunk, uint teams, float (*softs)[2], float * all_sums, float unit) {
+template <uint ROWS, typename Sums> __device__ __forceinline__ void store_teams(
+        const attn_params & p, const Sums & sums, const block_place & at, uint chunk, uint teams, float (*softs)[2], float * all_sums) {
+    constexpr uint W = Sums::WIDTH;
     const uint warp = threadIdx.x/32, g = threadIdx.x % 32/4, t = threadIdx.x % 4, heads = p.args.kv_heads;
     sums.store_softs(softs + warp*ROWS, g, t);
     __syncthreads(); // what was where the sums come is done with
-    sums.store_sums(all_sums + warp*ROWS*D, g, t);
+    sums.store_sums(all_sums + warp*ROWS*W, g, t);
     __syncthreads();
 #pragma unroll 1
-    for (uint i = 4*threadIdx.x; i < heads*ROWS*D; i += 4*blockDim.x) {
-        const uint head = i/(ROWS*D), r = i/D % ROWS, token = at.token_of(r);
+    for (uint i = 4*threadIdx.x; i < heads*ROWS*W; i += 4*blockDim.x) {
+        const uint head = i/(ROWS*W), r = i/W % ROWS, token = at.token_of(r);
         if (r < at.used) {
             const uint of_token = head*at.heads_per_kv.by + at.first_row + r - token*at.heads_per_kv.by;
             const size_t result = (size_t) (at.stream*p.args.tokens + token)*p.args.heads + of_token;
-            store_result(p, result*p.args.chunks + p.args.first_chunk + chunk, i % D, softs + head*ROWS + r, heads*ROWS, all_sums + i, heads*ROWS*D, teams, unit);
+            store_result(p, result*p.args.chunks + p.args.first_chunk + chunk, i % W, softs + head*ROWS + r, heads*ROWS, all_sums + i, heads*ROWS*W, teams, Sums::values_of::unit_of(i % W));
         }
     }
 }

@@ -7,30 +7,33 @@
 //              a bank) has the two levels as halves.
 //     3, 2     Levels are halves by two lookups of prmt, of their lower and of their upper bytes.
 //     8        A byte is a half by its place in one.
+//     turbo    Levels of 3 or 2 bits, with one scale for all, and behind them as many values that are signs: 1 or -1 by the upper bit of a half.
 #pragma once
 
+#include "decode_halves.cuh"
 #include "decode_keys.cuh"
-#include "mma.cuh"
 
 namespace kv {
 namespace {
 
-__device__ __forceinline__ uint finite(uint halves) {
-    const __half2 low = __float2half2_rn(-65504.0f), high = __float2half2_rn(65504.0f);
-    const __half2 x = __hmin2(__hmax2(*(const __half2 *) &halves, low), high);
-    return *(const uint *) &x;
+// A word of shared memory that does not change once it stands, so that loads may be moved.
+__device__ __forceinline__ uint shared_word(uint address) {
+#ifdef KV_CUDA_EMULATED
+    return *(const uint *) __cvta_shared_to_generic(address);
+#else
+    uint r;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(address));
+    return r;
+#endif
 }
 
-// The table that V of 4 bits looks up: an entry for each byte, two codes, with a copy for each lane. It does not change once it
-// stands, so that loads may be moved.
+// The table that V of 4 bits looks up: an entry for each byte, two codes, with a copy for each lane.
 struct lane_table {
     uint at; // the lane's copy of the first entry, an address of shared memory
 
     // Two halves for byte n of a word.
     __device__ __forceinline__ uint operator()(uint word, uint n) const {
-        uint r;
-        asm("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(at + prmt(word, 0, 0x4440 | n)*128));
-        return r;
+        return shared_word(at + prmt(word, 0, 0x4440 | n)*128);
     }
 };
 
@@ -39,9 +42,7 @@ struct wide_lane_table {
     uint at;
 
     __device__ __forceinline__ uint operator()(uint word, uint n) const {
-        uint r;
-        asm("ld.shared.u32 %0, [%1];" : "=r"(r) : "r"(prmt(word, at, 0x7604 | n << 4)));
-        return r;
+        return shared_word(prmt(word, at, 0x7604 | n << 4));
     }
 };
 
@@ -49,8 +50,8 @@ struct wide_lane_table {
 struct half_tables {
     uint low, high;
 
-    template <uint BITS> static __device__ __forceinline__ half_tables of() {
-        return { opaque(half_bytes<BITS, 0>().first), opaque(half_bytes<BITS, 8>().first) };
+    template <uint TABLE> static __device__ __forceinline__ half_tables of() {
+        return { opaque(half_bytes<TABLE, 0>().first), opaque(half_bytes<TABLE, 8>().first) };
     }
 };
 
@@ -77,24 +78,38 @@ template <uint KIND, uint D> struct decode_values {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D);
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
+    static constexpr bool SIGNS = KV_KIND_IS_TURBO(KIND);
+    static constexpr uint TABLE = table_of_codes(KIND, BITS);
+    static constexpr uint CHUNKS = SIGNS ? 2*C : C, WIDTH = 64*CHUNKS; // of the sums: behind those of levels, those of signs
+    static constexpr uint SCALE_WORDS = SIGNS ? 2 : C;                 // of a row: two halves each
     // Weights are up to 2^SLACK (decode_softmax.cuh), but small as a rule, and so may scales be: their product keeps its digits if these are
     // larger by 2^POWER. With more the largest of both would be no half. Scales of 8 bits are halves already.
-    static constexpr uint  SLACK = BITS == 8 ? 0 : 3;
-    static constexpr uint  POWER = BITS == 8 ? 0 : 7 - SLACK;
-    static constexpr float UNIT  = level_unit(KIND, D)/(1 << POWER); // of the sums
+    static constexpr uint  SLACK = BITS == 8 || SIGNS ? 0 : 3;
+    static constexpr uint  POWER = BITS == 8 || SIGNS ? 0 : 7 - SLACK;
     static constexpr uint  TABLE_BYTES = BITS == 4 ? 256*32*4 : 0; // [two codes][lane]: two halves
 
     uint scales[4][(SCALES + 3)/4];
     uint codes[4][C][BITS == 8 || JOINED ? 2 : 1];
     uint upper[4][C][JOINED ? 3 : 2];
     uint shift[4];
+    uint signs[4]; // D/8 bits of a row: value D/8 g + i in bit i, and that D/16 behind it 16 bits further up
+
+    // What the sums of a value are multiplied by.
+    static __device__ __forceinline__ float unit_of(uint value) {
+        return SIGNS && value >= D ? kv_mean_magnitudes[kv_size_index(D)] : level_unit(KIND, D)/(1 << POWER);
+    }
+
+    // JOINED: as decode_keys has it.
+    static __device__ __forceinline__ uint shift_of(uint odd) {
+        return even_row::shift_of(odd, SCALES);
+    }
 
     // What levels are looked up in: `of_lane` of 4 bits; of 8 bits nobody asks.
     template <typename Table> static __device__ __forceinline__ auto table_of(const Table & of_lane) {
         if constexpr (BITS == 4) {
             return of_lane();
         } else {
-            return half_tables::of<BITS == 2 ? 2 : 3>();
+            return half_tables::of<TABLE>();
         }
     }
 
@@ -104,6 +119,10 @@ template <uint KIND, uint D> struct decode_values {
 
     // The value that sum i of the lane is of; i is made of chunk, pair and place of the mma's four.
     static __device__ __forceinline__ uint value_of(uint i, uint g, uint t) {
+        if (SIGNS && i >= 8*C) {
+            const uint n = i - 8*C;
+            return D + D/8*g + D/16*(t/2) + n/8*4 + n/4 % 2*2 + n/2 % 2;
+        }
         return i/8*64 + t/2*32 + i/2 % 2 + (BITS <= 3 ? 2*g + i/4 % 2*16 : 4*g + i/4 % 2*2);
     }
 
@@ -114,7 +133,7 @@ template <uint KIND, uint D> struct decode_values {
             const uint at = (Bytes::ENDS ? min(cell + t + 4*n, last) : cell + t + 4*n)*step;
             load_scales<Bytes, SCALES, ALIGN>(scales[n], rows + at); // of a tile nobody needs them
             if constexpr (JOINED) {
-                const even_row row = Bytes::ENDS ? even_row(rows + at) : even_row(rows + at, shift_of_rows);
+                const even_row row = Bytes::ENDS ? even_row::of(rows + at, SCALES) : even_row { rows + at, shift_of_rows };
                 shift[n] = row.shift;
                 for (uint i = 0; i < 2 && BITS == 4; ++i) {
                     codes[n][0][i] = Bytes::ENDS ? row.template word<Bytes>((uint) (codes_of - rows) - SCALES + 4*i) : Bytes::template at<uint>(codes_of + at - SCALES + 4*i);
@@ -122,6 +141,9 @@ template <uint KIND, uint D> struct decode_values {
                 for (uint i = 0; i < 3 && BITS == 3; ++i) {
                     upper[n][0][i] = row.template word<Bytes>(16 + 4*i);
                 }
+            }
+            if constexpr (SIGNS) {
+                load_signs<Bytes>(n, rows + at + signs_at(KIND, D) + threadIdx.x % 32/4*(D/64));
             }
 #pragma unroll
             for (uint c = 0; c < C; ++c) {
@@ -141,6 +163,16 @@ template <uint KIND, uint D> struct decode_values {
         }
     }
 
+    template <typename Bytes> __device__ __forceinline__ void load_signs(uint n, const uint8_t * from) {
+        if constexpr (D == 64) {
+            signs[n] = Bytes::template at<uint8_t>(from);
+        } else if constexpr (D == 128) {
+            signs[n] = Bytes::template at<unsigned short>(from);
+        } else {
+            signs[n] = Bytes::template at<uint>(from);
+        }
+    }
+
     // What was loaded by the words that it lies in, before it is used.
     __device__ __forceinline__ void join() {
 #pragma unroll
@@ -152,10 +184,21 @@ template <uint KIND, uint D> struct decode_values {
                 upper[n][0][i] = joined(upper[n][0][i], upper[n][0][i + (JOINED ? 1 : 0)], shift[n]);
             }
         }
+#pragma unroll
+        for (uint n = 0; n < 4 && SIGNS && D <= 128; ++n) {
+            signs[n] = D == 64 ? signs[n] | signs[n] << 12 : prmt(signs[n], 0, 0x4140);
+        }
     }
 
     // The levels of the n-th cell: of four values of the first scale of a chunk, and of those 32 behind.
     template <typename Table> __device__ __forceinline__ void levels_of(uint (&x)[4], uint n, uint c, const Table & table, uint g) const {
+        if (SIGNS && c >= C) {
+#pragma unroll
+            for (uint i = 0; i < 4; ++i) {
+                x[i] = (signs[n] << (15 - (4*(c - C) + i)) & 0x80008000) | 0x3c003c00;
+            }
+            return;
+        }
         if constexpr (BITS == 8) {
             const uint a = codes[n][c][0], b = codes[n][c][1];
             const uint front = prmt(a, b, 0x5140) ^ 0x80808080, back = prmt(a, b, 0x7362) ^ 0x80808080;
@@ -176,7 +219,7 @@ template <uint KIND, uint D> struct decode_values {
                 const uint bits = choose(0x000f000f, upper[n][c][0] >> 2*g, __funnelshift_r(y, y, 2*g - 4)) & 0x00330033;
                 both |= bits*0x204 & 0x44444444;
             }
-            constexpr byte_table low = half_bytes<BITS == 3 ? 3 : 2, 0>(), high = half_bytes<BITS == 3 ? 3 : 2, 8>();
+            constexpr byte_table low = half_bytes<TABLE, 0>(), high = half_bytes<TABLE, 8>();
 #pragma unroll
             for (uint i = 0; i < 2; ++i) {
                 const uint selector = both >> 16*i, l = prmt(table.low, low.second, selector), h = prmt(table.high, high.second, selector);
@@ -186,9 +229,11 @@ template <uint KIND, uint D> struct decode_values {
         }
     }
 
-    // The two scales of chunk c of a row as halves, from its scales as they are stored.
+    // The two scales of chunk c of a row as halves, from its scales as they are stored; of turbo that of levels or of signs.
     static __device__ __forceinline__ uint two_scales(const uint (&words)[(SCALES + 3)/4], uint c) {
-        if constexpr (BITS == 8) {
+        if constexpr (SIGNS) {
+            return finite(prmt(words[0], 0, c ? 0x3232 : 0x1010));
+        } else if constexpr (BITS == 8) {
             return finite(words[c]);
         } else {
             return halves_of_scales<POWER>(prmt(words[c/2], 0, c % 2 ? 0x4342 : 0x4140));
@@ -196,28 +241,29 @@ template <uint KIND, uint D> struct decode_values {
     }
 
     // The scales of the lane's cells 2 `half_of` and the next as they were loaded, with a zero for the one that it does not multiply with.
-    __device__ __forceinline__ void scales_of(uint half_of, uint g, uint (&res)[2][C]) const {
+    __device__ __forceinline__ void scales_of(uint half_of, uint g, uint (&res)[2][SCALE_WORDS]) const {
 #pragma unroll
-        for (uint i = 0; i < 2*C; ++i) {
-            res[i/C][i % C] = two_scales(scales[2*half_of + i/C], i % C) & half_of_lane(g);
+        for (uint i = 0; i < 2*SCALE_WORDS; ++i) {
+            res[i/SCALE_WORDS][i % SCALE_WORDS] = two_scales(scales[2*half_of + i/SCALE_WORDS], i % SCALE_WORDS) & half_of_lane(g);
         }
     }
 
     // `weights` are those of row g % 4 of each block of query rows, as they lie in shared memory; acc is [block of rows][chunk][pair of
     // values]. `scales_of` is as above.
-    template <uint QB, typename Table, typename Scales> __device__ __forceinline__ void add(const ::uint2 (&weights)[QB], const Table & table, uint g, const Scales & scales_of, float (&acc)[QB][C][2][4]) const {
+    template <uint QB, typename Table, typename Scales> __device__ __forceinline__ void add(const ::uint2 (&weights)[QB], const Table & table, uint g, const Scales & scales_of, float (&acc)[QB][CHUNKS][2][4]) const {
 #pragma unroll
         for (uint half_of = 0; half_of < 2; ++half_of) {
-            uint scales[2][C];
+            uint scales[2][SCALE_WORDS];
             scales_of(half_of, scales);
 #pragma unroll
-            for (uint c = 0; c < C; ++c) {
+            for (uint c = 0; c < CHUNKS; ++c) {
+                const uint scale = SIGNS ? c/C : c;
                 uint x[4], y[4];
                 levels_of(x, 2*half_of, c, table, g);
                 levels_of(y, 2*half_of + 1, c, table, g);
 #pragma unroll
                 for (uint qb = 0; qb < QB; ++qb) {
-                    const uint b0 = half_times(weights[qb].x, half_of, scales[0][c]), b1 = half_times(weights[qb].y, half_of, scales[1][c]);
+                    const uint b0 = half_times(weights[qb].x, half_of, scales[0][scale]), b1 = half_times(weights[qb].y, half_of, scales[1][scale]);
 #pragma unroll
                     for (uint pair = 0; pair < 2; ++pair) {
                         const uint a[4] = { x[2*pair], x[2*pair + 1], y[2*pair], y[2*pair + 1] };

@@ -25,11 +25,15 @@ decode_choice choice_of(uint k_kind, uint v_kind, uint size, uint rows) {
         case KV_KIND_SRFT4:  return decode_of_srft4(v_kind, size, row_blocks);
         case KV_KIND_SRFT3:  return decode_of_srft3(v_kind, size, row_blocks);
         case KV_KIND_SRFT2:  return decode_of_srft2(v_kind, size, row_blocks);
+        case KV_KIND_DELTA8: return decode_of_delta8(v_kind, size, row_blocks);
         case KV_KIND_DELTA4: return decode_of_delta4(v_kind, size, row_blocks);
         case KV_KIND_DELTA3: return decode_of_delta3(v_kind, size, row_blocks);
         case KV_KIND_BAND4:  return decode_of_band4(v_kind, size, row_blocks);
         case KV_KIND_BAND3:  return decode_of_band3(v_kind, size, row_blocks);
         case KV_KIND_BAND2:  return decode_of_band2(v_kind, size, row_blocks);
+        case KV_KIND_TURBO4: return decode_of_turbo4(v_kind, size, row_blocks);
+        case KV_KIND_TURBO3: return decode_of_turbo3(v_kind, size, row_blocks);
+        case KV_KIND_QJL1:   return decode_of_qjl1(v_kind, size, row_blocks);
         default:             return {};
     }
 }
@@ -47,10 +51,10 @@ uint bulk_rows(uint rows) {
 
 // Can the kernels take the precise rows along?
 bool parts_fit(const kv_cuda_attention & op) {
-    const uint align = level_row_align(KV_KIND_SRFT8, op.k_size);
+    const uint k_kind = precise_kind(op.k_kind), k_align = level_row_align(k_kind, op.k_size), v_align = level_row_align(KV_KIND_SRFT8, op.k_size);
     for (uint i = 0; i < op.parts; ++i) {
         const kv_cuda_recent & part = op.part[i];
-        if (part.k_kind != KV_KIND_SRFT8 || part.v_kind != KV_KIND_SRFT8 || !is_aligned(part.k, part.args.k_nb, align) || !is_aligned(part.v, part.args.v_nb, align) ||
+        if (part.k_kind != k_kind || part.v_kind != KV_KIND_SRFT8 || !is_aligned(part.k, part.args.k_nb, k_align) || !is_aligned(part.v, part.args.v_nb, v_align) ||
             (uint64_t) part.args.cells*part.args.k_nb[0] >> 32 != 0 || (uint64_t) part.args.cells*part.args.v_nb[0] >> 32 != 0) {
             return false;
         }

@@ -6,6 +6,8 @@
 
 #include <cuda_runtime.h>
 
+#include <stdint.h>
+
 namespace kv {
 
 // Parameters that are indexed where they are, and not copied first.
@@ -13,6 +15,13 @@ namespace kv {
 #define KV_IN_PLACE
 #else
 #define KV_IN_PLACE __grid_constant__
+#endif
+
+// A block's dynamic shared memory, in a header: cmake changes the text of sources alone where kernels are emulated.
+#ifdef KV_CUDA_EMULATED
+#define KV_SHARED_BYTES(name) uint8_t * const name = (uint8_t *) cuda_emulated::dynamic_shared()
+#else
+#define KV_SHARED_BYTES(name) extern __shared__ __align__(128) uint8_t name[]
 #endif
 
 // Lets the launch behind this one begin; it waits for the end of this one where it needs to.

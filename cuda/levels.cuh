@@ -7,6 +7,7 @@
 //     2 bits   16 bytes: values j, j + 16, j + 32, j + 48
 //     3 bits   the same of the lower two bits, then a bit for each of the 64 values
 //     bands    decode_bands.cuh
+//     turbo    two norms, codes of 3 or 2 bits, signs: decode_signs.cuh
 //
 // A code of up to 3 bits is a selector of prmt, which looks four of them up in a table of eight bytes.
 #pragma once
@@ -50,28 +51,41 @@ __host__ __device__ constexpr int half_of(int x) {
     return (x < 0 ? 0x8000 : 0) | (exponent + 15) << 10 | ((magnitude << (10 - exponent)) & 0x3ff);
 }
 
+// Which levels codes of up to 3 bits stand for: srft's and delta's of so many bits, or those of turbo's first stage.
+constexpr uint TURBO_TABLE = 16;
+
+__host__ __device__ constexpr uint table_of_codes(uint kind, uint bits) {
+    return (KV_KIND_IS_TURBO(kind) ? TURBO_TABLE : 0) + (bits == 3 ? 3 : 2);
+}
+
 // A table of eight bytes.
 struct byte_table {
     uint first, second;
 };
 
-// Levels of kv_srft.h; of 2 bits the codes from 4 on are not met.
-template <uint BITS> __host__ __device__ constexpr int level_of(uint code) {
-    constexpr int levels[2][8] = { { -127, -77, -44, -17, 8, 34, 63, 101 }, { -127, -44, 18, 88, -127, -44, 18, 88 } };
-    return levels[BITS == 3 ? 0 : 1][code];
+// Levels of kv_srft.h and, by turbo_unit, of kv_signs.h; of 2 bits the codes from 4 on are not met.
+template <uint TABLE> __host__ __device__ constexpr int level_of(uint code) {
+    constexpr int levels[4][8] = { { -127, -77, -44, -17, 8, 34, 63, 101 }, { -127, -44, 18, 88, -127, -44, 18, 88 },
+                                   { -88, -55, -31, -10, 10, 31, 55, 88 }, { -110, -33, 33, 110, -110, -33, 33, 110 } };
+    return levels[(TABLE % TURBO_TABLE == 3 ? 0 : 1) + (TABLE >= TURBO_TABLE ? 2 : 0)][code];
+}
+
+// turbo's levels are integers by this.
+__host__ __device__ constexpr float turbo_unit(uint kind) {
+    return kind == KV_KIND_TURBO4 ? 40.91f : 72.83f;
 }
 
 // Levels as bytes; as halves, the lower or the upper byte of each.
-template <uint BITS> __host__ __device__ constexpr byte_table level_bytes() {
-    return { four_bytes(level_of<BITS>(0), level_of<BITS>(1), level_of<BITS>(2), level_of<BITS>(3)),
-             four_bytes(level_of<BITS>(4), level_of<BITS>(5), level_of<BITS>(6), level_of<BITS>(7)) };
+template <uint TABLE> __host__ __device__ constexpr byte_table level_bytes() {
+    return { four_bytes(level_of<TABLE>(0), level_of<TABLE>(1), level_of<TABLE>(2), level_of<TABLE>(3)),
+             four_bytes(level_of<TABLE>(4), level_of<TABLE>(5), level_of<TABLE>(6), level_of<TABLE>(7)) };
 }
 
-template <uint BITS, uint SHIFT> __host__ __device__ constexpr byte_table half_bytes() {
-    return { four_bytes(half_of(level_of<BITS>(0)) >> SHIFT, half_of(level_of<BITS>(1)) >> SHIFT,
-                        half_of(level_of<BITS>(2)) >> SHIFT, half_of(level_of<BITS>(3)) >> SHIFT),
-             four_bytes(half_of(level_of<BITS>(4)) >> SHIFT, half_of(level_of<BITS>(5)) >> SHIFT,
-                        half_of(level_of<BITS>(6)) >> SHIFT, half_of(level_of<BITS>(7)) >> SHIFT) };
+template <uint TABLE, uint SHIFT> __host__ __device__ constexpr byte_table half_bytes() {
+    return { four_bytes(half_of(level_of<TABLE>(0)) >> SHIFT, half_of(level_of<TABLE>(1)) >> SHIFT,
+                        half_of(level_of<TABLE>(2)) >> SHIFT, half_of(level_of<TABLE>(3)) >> SHIFT),
+             four_bytes(half_of(level_of<TABLE>(4)) >> SHIFT, half_of(level_of<TABLE>(5)) >> SHIFT,
+                        half_of(level_of<TABLE>(6)) >> SHIFT, half_of(level_of<TABLE>(7)) >> SHIFT) };
 }
 
 // Bit by bit: a where the mask has ones, else b.
@@ -116,7 +130,7 @@ static __device__ __forceinline__ uint halves_of_bytes(uint word, uint at) {
 
 // Of bands the mean.
 __host__ __device__ constexpr uint code_bits(uint kind) {
-    return kind == KV_KIND_SRFT8 || kind == KV_KIND_DELTA8 ? 8 : kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4 || kind == KV_KIND_BAND4 ? 4 : kind == KV_KIND_SRFT2 || kind == KV_KIND_BAND2 ? 2 : 3;
+    return kind == KV_KIND_SRFT8 || kind == KV_KIND_DELTA8 ? 8 : kind == KV_KIND_SRFT4 || kind == KV_KIND_DELTA4 || kind == KV_KIND_BAND4 ? 4 : kind == KV_KIND_SRFT2 || kind == KV_KIND_BAND2 || kind == KV_KIND_TURBO3 ? 2 : 3;
 }
 
 // Rows that hang together in groups, bands among them.
@@ -129,22 +143,35 @@ __host__ __device__ constexpr uint wide_band_bits(uint kind, uint size, uint chu
     return kind == KV_KIND_BAND3 && size == 256 ? (chunk < 2 ? 5 : 3) : code_bits(kind) + 1;
 }
 
+// Rows that begin with norms and end in signs (kv_signs.h).
+__host__ __device__ constexpr bool has_norms(uint kind) {
+    return KV_KIND_IS_TURBO(kind) || kind == KV_KIND_QJL1;
+}
+
 __host__ __device__ constexpr uint level_scale_bytes(uint kind, uint size) {
-    return code_bits(kind) == 8 ? size/16 : size/32;
+    return kind == KV_KIND_QJL1 ? KV_QJL_NORM_BYTES : KV_KIND_IS_TURBO(kind) ? KV_TURBO_NORM_BYTES : code_bits(kind) == 8 ? size/16 : size/32;
+}
+
+// Where the signs of a row begin.
+__host__ __device__ constexpr uint signs_at(uint kind, uint size) {
+    return level_scale_bytes(kind, size) + (KV_KIND_IS_TURBO(kind) ? size*code_bits(kind)/8 : 0);
 }
 
 __host__ __device__ constexpr uint level_row_bytes(uint kind, uint size) {
-    return level_scale_bytes(kind, size) + size*code_bits(kind)/8 + (is_delta(kind) ? size/64*2 : 0);
+    return kind == KV_KIND_F16 ? 2*size : has_norms(kind) ? signs_at(kind, size) + size/8 : level_scale_bytes(kind, size) + size*code_bits(kind)/8 + (is_delta(kind) ? size/64*2 : 0);
 }
 
 // What rows and their codes are aligned to, where the beginning of the cache is.
 __host__ __device__ constexpr uint level_row_align(uint kind, uint size) {
-    const uint both = level_scale_bytes(kind, size) | level_row_bytes(kind, size);
+    const uint both = (kind == KV_KIND_F16 ? 0 : level_scale_bytes(kind, size)) | level_row_bytes(kind, size);
     return both % 8 == 0 ? 8 : both % 4 == 0 ? 4 : 2;
 }
 
-// kv_srft_unit of its bits, or kv_band_unit.
+// kv_srft_unit of its bits, or kv_band_unit; of halves 1.
 __host__ __device__ constexpr float level_unit(uint kind, uint size) {
+    if (KV_KIND_IS_TURBO(kind) || kind == KV_KIND_F16) {
+        return kind == KV_KIND_F16 ? 1.0f : 1.0f/turbo_unit(kind);
+    }
     const uint bits = KV_KIND_IS_BAND(kind) ? wide_band_bits(kind, size, 0) : code_bits(kind);
     return (bits == 8 ? 1.0f : bits == 5 ? KV_SRFT_KAPPA_5 : bits == 4 ? KV_SRFT_KAPPA_4 : bits == 3 ? KV_SRFT_KAPPA_3 : KV_SRFT_KAPPA_2)/KV_SRFT_UNIT;
 }

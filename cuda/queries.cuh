@@ -20,6 +20,25 @@ using namespace metal;
 // Steps of the second plane of queries in one of the first.
 constexpr int SECOND_PLANE = 254;
 
+// What the keys of a cache are multiplied with: the query itself, rotated, projected (kv_signs.h), or rotated and behind that this projected, which
+// is twice as wide.
+enum class query_domain { as_it_is, rotated, projected, both };
+
+static __host__ __device__ __forceinline__ constexpr query_domain query_domain_of(uint k_kind) {
+    return KV_KIND_IS_BAND(k_kind) || k_kind < KV_KIND_SRFT8 ? query_domain::as_it_is : k_kind == KV_KIND_QJL1 ? query_domain::projected :
+           KV_KIND_IS_TURBO(k_kind) ? query_domain::both : query_domain::rotated;
+}
+
+// Values of a query of keys of this kind.
+static __host__ __device__ __forceinline__ constexpr uint query_width(uint k_kind, uint size) {
+    return query_domain_of(k_kind) == query_domain::both ? 2*size : size;
+}
+
+// Precise rows beside a cache: what their keys are.
+__host__ __device__ constexpr uint precise_kind(uint k_kind) {
+    return k_kind == KV_KIND_DELTA8 ? KV_KIND_F16 : KV_KIND_SRFT8;
+}
+
 // A lane's part of a query.
 template <uint D> struct query_part {
     static constexpr uint P = D/64;
@@ -37,27 +56,36 @@ template <uint D> struct query_part {
         }
     }
 
-    // In the domain of keys, which for bands is its own: values `first` and behind it, P of them, and those D/2 behind these.
-    __device__ __forceinline__ uint enter_domain(bool as_it_is, uint lane) {
-        if (as_it_is) {
+    // In this domain, of two the first: values `first` and behind it, P of them, and those D/2 behind these.
+    __device__ __forceinline__ uint enter_domain(query_domain domain, uint lane) {
+        if (domain == query_domain::as_it_is) {
             return P*lane;
         }
-#pragma unroll
-        for (uint i = 0; i < P; ++i) {
-            const uint at = 2*(32*i + lane);
-            z[i] = vec2(z[i].x*kv_sign(D, KV_SIGNS_ROTATION, at), z[i].y*kv_sign(D, KV_SIGNS_ROTATION, at + 1));
+        if (domain == query_domain::projected) {
+            *this = projected(*this, lane);
+            return P*kv_rotation_reversed(D, lane);
         }
-        return kv_rotate_lanes(z, D, lane);
+        return transform(KV_SIGNS_ROTATION, 1.0f, lane);
     }
 
-    // As two planes of bytes, and what these are multiplied by. The warp has all of the query.
-    __device__ __forceinline__ void store_planes(uint first, uint lane, signed char * first_plane, signed char * second_plane, float * scale) const {
-        float largest = 0.0f;
+    // The second of both domains, from the first.
+    __device__ __forceinline__ void enter_second_domain(uint lane) {
+        reorder(lane);
+        *this = projected(*this, lane);
+    }
+
+    // The lane's largest value.
+    __device__ __forceinline__ float largest() const {
+        float res = 0.0f;
 #pragma unroll
         for (uint i = 0; i < P; ++i) {
-            largest = fmaxf(largest, fmaxf(fabsf(z[i].x), fabsf(z[i].y)));
+            res = fmaxf(res, fmaxf(fabsf(z[i].x), fabsf(z[i].y)));
         }
-        largest = simd_max(largest);
+        return res;
+    }
+
+    // As two planes of bytes relative to the largest value of the query, which the warp has all of.
+    __device__ __forceinline__ void store_planes(uint first, float largest, signed char * first_plane, signed char * second_plane) const {
         const float inverse = largest > 0.0f ? 127.0f/largest : 0.0f;
         // The low byte of what is added to this is the nearest integer.
         constexpr float NEAREST = 12582912.0f;
@@ -73,9 +101,11 @@ template <uint D> struct query_part {
             store_bytes(first_plane + half_of*D/2 + first, low + half_of*P);
             store_bytes(second_plane + half_of*D/2 + first, lower + half_of*P);
         }
-        if (lane == 0) {
-            *scale = largest/127.0f/SECOND_PLANE;
-        }
+    }
+
+    // What planes are multiplied by.
+    static __device__ __forceinline__ float scale_of(float largest) {
+        return largest/127.0f/SECOND_PLANE;
     }
 
     // The low bytes of P words.
@@ -98,7 +128,70 @@ template <uint D> struct query_part {
             store(D/2 + first + i, z[i].y);
         }
     }
+
+  private:
+    __device__ __forceinline__ uint transform(uint signs, float factor, uint lane) {
+#pragma unroll
+        for (uint i = 0; i < P; ++i) {
+            const uint at = 2*(32*i + lane);
+            z[i] = vec2(z[i].x*kv_sign(D, signs, at), z[i].y*kv_sign(D, signs, at + 1))*factor;
+        }
+        return kv_rotate_lanes(z, D, lane);
+    }
+
+    // As kv_project, with the factor of scores. A call, so that its code is out of the way where queries are only rotated.
+    static __device__ __noinline__ query_part projected(query_part query, uint lane) {
+        query.transform(KV_SIGNS_FIRST, 1.0f, lane);
+        query.reorder(lane);
+        query.transform(KV_SIGNS_SECOND, kv_score_factors[kv_size_index(D)], lane);
+        return query;
+    }
+
+    // From the order in which a transform leaves values to the one in which the next takes them.
+    __device__ __forceinline__ void reorder(uint lane) {
+        vec2 res[P];
+#pragma unroll
+        for (uint i = 0; i < P; ++i) {
+            const uint value = 2*(32*i + lane), place = value % (D/2);
+            const auto value_of = [&](uint at) {
+                float found = 0.0f;
+#pragma unroll
+                for (uint n = 0; n < P; ++n) {
+                    const uint from = kv_rotation_reversed(D, at/P);
+                    const float x = simd_shuffle(z[n].x, from), y = simd_shuffle(z[n].y, from);
+                    found = at % P == n ? (value < D/2 ? x : y) : found;
+                }
+                return found;
+            };
+            const float first = value_of(place), second = value_of(place + 1);
+            res[i] = vec2(first, second);
+        }
+#pragma unroll
+        for (uint i = 0; i < P; ++i) {
+            z[i] = res[i];
+        }
+    }
 };
+
+// A query of a warp in the domain of keys of this kind, as planes of KV_WIDTH values each, and what they are multiplied by. Returns where the lane's
+// values begin.
+template <uint D> __device__ __forceinline__ uint store_query(query_part<D> & query, query_domain domain, uint lane, signed char * first_plane, signed char * second_plane, float * scale) {
+    const uint first = query.enter_domain(domain, lane);
+    float largest = query.largest();
+    if (domain == query_domain::both) {
+        query_part<D> second = query;
+        second.enter_second_domain(lane);
+        largest = simd_max(fmaxf(largest, second.largest()));
+        second.store_planes(first, largest, first_plane + D, second_plane + D);
+    } else {
+        largest = simd_max(largest);
+    }
+    query.store_planes(first, largest, first_plane, second_plane);
+    if (lane == 0) {
+        *scale = query.scale_of(largest);
+    }
+    return first;
+}
 
 // Brings what a row's code looks up near, by a warp that has nothing else to do yet.
 static __device__ __forceinline__ void prefetch_tables(uint lane) {
@@ -119,7 +212,7 @@ constexpr uint NO_QUERY = ~0u;
 
 // Are queries of the cache of another domain than those of its precise rows, if it has any? Then there are both.
 static __host__ __device__ __forceinline__ bool has_precise_queries(uint k_kind, bool has_precise_rows) {
-    return KV_KIND_IS_BAND(k_kind) && has_precise_rows;
+    return query_domain_of(k_kind) != query_domain_of(precise_kind(k_kind)) && has_precise_rows;
 }
 
 // Brings precise rows to the L2 before the launch behind this one reads most of the cache: behind that they would wait. A warp takes every n-th part.
@@ -143,13 +236,14 @@ static __device__ __forceinline__ void prefetch_precise_rows(const attn_params &
 template <uint D> __device__ __forceinline__ void write_queries(const attn_params & p, const bulk_queries & of, uint warp, uint warps, uint block_warps, uint lane) {
     const kv_attn_args & args = p.args;
     query_part<D> query;
-    const auto is_as_it_is = [&](uint i) { return KV_KIND_IS_BAND(p.k_kind) && i < of.rows; };
+    const query_domain own = query_domain_of(p.k_kind), precise = query_domain_of(precise_kind(p.k_kind));
+    const auto domain_of = [&](uint i) { return i < of.rows ? own : precise; };
     const auto load = [&](uint n) {
         const uint i = n < of.rows ? n : n - of.rows, of_head = of.block_rows.quotient(i), of_block = p.kv_heads.quotient(of_head), stream = of.blocks.quotient(of_block);
         const uint kv_head = of_head - of_block*args.kv_heads, block = of_block - stream*of.blocks.by;
         const uint row = i + (block - of_head)*of.block_rows.by, token = p.heads_per_kv.quotient(row), head = (kv_head - token)*p.heads_per_kv.by + row;
         const uint8_t * from = p.q + token*args.q_nb[0] + head*args.q_nb[1] + stream*args.q_nb[2];
-        query.load(p, token < args.tokens ? from : nullptr, is_as_it_is(n), lane);
+        query.load(p, token < args.tokens ? from : nullptr, domain_of(n) == query_domain::as_it_is, lane);
     };
     if (p.announced) {
         for (uint i = warp + lane*warps; i < of.all_rows; i += 32*warps) {
@@ -168,10 +262,11 @@ template <uint D> __device__ __forceinline__ void write_queries(const attn_param
         if (i != warp || !p.announced) {
             load(i);
         }
-        const uint first = query.enter_domain(is_as_it_is(i), lane);
-        signed char * to = p.query_planes + (size_t) (i + of.block_rows.quotient(i)*of.block_rows.by)*D;
+        const uint most = query_width(p.k_kind, D), width = i < of.rows ? most : D;
+        const uint block_row = of.block_rows.rest(i);
+        signed char * to = p.query_planes + (size_t) (i - block_row)*2*most + block_row*width;
         float scale = 0.0f;
-        query.store_planes(first, lane, to, to + of.block_rows.by*D, &scale);
+        store_query(query, domain_of(i), lane, to, to + of.block_rows.by*width, &scale);
         if (p.announced) {
             __syncwarp();
             if (lane == 0) {

@@ -35,11 +35,6 @@ static __device__ __forceinline__ float value_unit(uint kind) {
     return KV_KIND_IS_SRFT(kind) ? kv_srft_unit(kv_code_bits(kind))*KV_SRFT_UNIT : 1.0f;
 }
 
-// turbo's levels are integers by this.
-static __device__ __forceinline__ float turbo_unit(uint kind) {
-    return kind == KV_KIND_TURBO4 ? 40.91f : 72.83f;
-}
-
 static __device__ __forceinline__ void fill_levels(uint kind, uint thread, float * levels) {
     if (KV_KIND_IS_BAND(kind)) {
         kv_band_levels(thread, levels);

@@ -7,27 +7,16 @@
 
 #include <vector>
 
-// What kv_decode.cu has: it needs products of bytes and copies that are not emulated.
-namespace kv {
-
-struct attn_params;
-
-bool        has_early_launches() { return false; }
-size_t      bulk_query_rows(const kv_cuda_attention &) { return 0; }
-bool        plan_decode(const kv_cuda_attention &, const kv_cuda_device &, kv_cuda_split &) { return false; }
-cudaError_t launch_decode(const attn_params &, const kv_cuda_split &, const kv_cuda_writes &, cudaStream_t) { return cudaErrorNotSupported; }
-
-}  // namespace kv
-
 namespace {
 
 using namespace ggml_ext_gpu;
 
-bool    hopper = false;
+bool    prompts = false;
 int64_t fused_ops = 0;
+Decoded decoded = {};
 
 constexpr kv_cuda_device HOPPER = { 900, 6, 227*1024 };
-constexpr kv_cuda_device DEVICE = { 800, 6, 163*1024 }; // few multiprocessors: cells are split, and blocks are not many
+kv_cuda_device device_now = { 750, 6, 163*1024 }; // few multiprocessors: cells are split, and blocks are not many
 
 // The attention at `node`, which becomes the last node that is done.
 cudaError_t attend(const ggml_cgraph * graph, int & node) {
@@ -35,13 +24,15 @@ cudaError_t attend(const ggml_cgraph * graph, int & node) {
     kv_cuda_attention attention = describe_attention(found.op);
     const auto scratch_of = [](size_t bytes) { return std::vector<uint64_t>(bytes/8 + 1, ~0ull); }; // NaN as floats and as halves
     kv_cuda_prompt prompt;
-    if (hopper && kv_cuda_plan_prompt(attention, HOPPER, prompt)) {
+    if (prompts && kv_cuda_plan_prompt(attention, HOPPER, prompt)) {
         return kv_cuda_attend_prompt(attention, prompt, scratch_of(prompt.scratch_bytes).data(), nullptr);
     }
     kv_cuda_plan plan;
-    if (!kv_cuda_plan_attention(attention, DEVICE, {}, plan)) {
+    if (!kv_cuda_plan_attention(attention, device_now, {}, plan)) {
         return cudaErrorNotSupported;
     }
+    decoded.all += plan.main.decode ? 1 : 0;
+    decoded.bulk += plan.main.bulk.teams > 0 ? 1 : 0;
     attention.center = found.center;
     fused_ops += found.center ? 2 : 0;
     node = found.last;
@@ -93,7 +84,7 @@ bool supports(ggml_backend_dev_t, const ggml_tensor * op) {
         return ggml_backend_supports_op(cpu(), op);
     }
     kv_cuda_plan plan;
-    return refusal(CUDA, op).empty() && (op->op != GGML_OP_FLASH_ATTN_EXT || kv_cuda_plan_attention(describe_attention(op), DEVICE, {}, plan));
+    return refusal(CUDA, op).empty() && (op->op != GGML_OP_FLASH_ATTN_EXT || kv_cuda_plan_attention(describe_attention(op), device_now, {}, plan));
 }
 
 const char * name_of(ggml_backend_t) {
@@ -138,6 +129,15 @@ int64_t emulated_fused() {
     return fused_ops;
 }
 
-void emulate_hopper(bool yes) {
-    hopper = yes;
+Decoded emulated_decoded() {
+    return decoded;
+}
+
+void emulate_gpu(int cc) {
+    device_now.cc = cc;
+    device_now.shared_bytes = (cc >= 900 ? 227 : 163)*1024;
+}
+
+void emulate_prompts(bool yes) {
+    prompts = yes;
 }

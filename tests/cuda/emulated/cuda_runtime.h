@@ -38,6 +38,7 @@ struct dim3 {
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
 struct ushort4 { unsigned short x, y, z, w; };
+struct char4 { signed char x, y, z, w; };
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
 
@@ -77,11 +78,18 @@ inline float    __fsqrt_rn(float x) { return sqrtf(x); }
 inline float    __cosf(float x) { return cosf(x); }
 inline float    __sinf(float x) { return sinf(x); }
 inline float    __expf(float x) { return expf(x); }
+inline float    __fmul_rn(float a, float b) { return a*b; }
+inline int      __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int      __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int      __popc(unsigned x) { return __builtin_popcount(x); }
 inline int      __ffs(unsigned x) { return __builtin_ffs((int) x); }
 inline int      __clz(unsigned x) { return x == 0 ? 32 : __builtin_clz(x); }
 inline int      __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll((unsigned long long) x); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned) ((uint64_t) a*b >> 32); }
+
+// The words as one, high above low, shifted right; by 32 at most, or by the lower five bits.
+inline unsigned __funnelshift_rc(unsigned low, unsigned high, unsigned by) { return (unsigned) (((uint64_t) high << 32 | low) >> (by < 32 ? by : 32)); }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by) { return (unsigned) (((uint64_t) high << 32 | low) >> (by & 31)); }
 
 inline unsigned __brev(unsigned x) {
     unsigned res = 0;
@@ -92,6 +100,10 @@ inline unsigned __brev(unsigned x) {
 }
 
 inline void __threadfence() {}
+[[noreturn]] inline void __trap() { abort(); }
+
+template <typename T> T __ldg(const T * at) { return *at; }
+template <typename T> T __ldcg(const T * at) { return *at; }
 
 // Threads run one at a time.
 inline unsigned atomicMin(unsigned * at, unsigned x) {
@@ -118,7 +130,7 @@ inline unsigned atomicOr(unsigned * at, unsigned x) {
 
 namespace cuda_emulated {
 
-enum op { SHUFFLE, SHUFFLE_UP, SHUFFLE_XOR, VOTE, BARRIER, MMA, MATRICES, WARPGROUP, AWAIT };
+enum op { SHUFFLE, SHUFFLE_UP, SHUFFLE_XOR, VOTE, BARRIER, MMA, MMA_BYTES, MATRICES, WARPGROUP, AWAIT };
 
 template <typename T> T of_lane(T x, msl::Site site, unsigned (*from)(unsigned lane, unsigned n), unsigned n) {
     uint32_t lane;
@@ -183,6 +195,7 @@ inline int __syncthreads_or(int x, CUDA_HERE) {
 namespace cuda_emulated {
 
 void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, CUDA_HERE);
+void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, CUDA_HERE);
 void load_matrices(uint32_t (&r)[4], const void * row, bool transposed, CUDA_HERE);
 
 // Products of warpgroups, at once: sums of a thread in the order of cuda/hopper/wgmma.cuh, operands by their descriptors.
@@ -194,11 +207,16 @@ void await_groups(uint32_t under_way, CUDA_HERE);
 
 // Barriers of bulk copies, by their address. A copy is done when it is asked for.
 uint32_t shared_address(const void * at);
+void *   at_shared_address(uint32_t address);
 void     begin_barrier(uint32_t bar, uint32_t arrivals);
 void     arrive(uint32_t bar);
+uint32_t pending(uint32_t bar); // arrivals that the phase waits for
 void     await(uint32_t bar, uint32_t parity, CUDA_HERE);
 
 }  // namespace cuda_emulated
+
+inline size_t __cvta_generic_to_shared(const void * at) { return cuda_emulated::shared_address(at); }
+inline void * __cvta_shared_to_generic(size_t address) { return cuda_emulated::at_shared_address((uint32_t) address); }
 
 // launches
 
@@ -254,6 +272,11 @@ constexpr cuda_emulated::axes<&msl::Place::threadgroups_per_grid>          gridD
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue, cudaErrorNotSupported };
 typedef void * cudaStream_t;
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+// As the kernels were compiled for the newest GPU.
+struct cudaFuncAttributes { int ptxVersion; };
+inline cudaError_t cudaGetDevice(int * device) { *device = 0; return cudaSuccess; }
+template <typename Kernel> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * res, Kernel) { res->ptxVersion = 90; return cudaSuccess; }
 
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 template <typename Kernel> cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) { return cudaSuccess; }

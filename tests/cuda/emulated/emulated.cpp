@@ -42,6 +42,25 @@ void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, co
     }
 }
 
+void mma_s8(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, const char * file, int line) {
+    struct operands {
+        int8_t a[4][4], b[2][4];
+    };
+    operands own;
+    memcpy(own.a, a, sizeof(own.a));
+    memcpy(own.b[0], &b0, sizeof(own.b[0]));
+    memcpy(own.b[1], &b1, sizeof(own.b[1]));
+    uint32_t lane;
+    const msl::Exchange & all = msl::exchange(&own, sizeof(own), { file, line, MMA_BYTES }, lane);
+    const auto of = [&](uint32_t lane) { return (const operands *) all.values[lane]; };
+    for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t row = lane/4 + i/2*8, column = lane % 4*2 + i % 2;
+        for (uint32_t k = 0; k < 32; ++k) {
+            d[i] += of(row % 8*4 + k % 16/4)->a[row/8 + k/16*2][k % 4]*of(column*4 + k % 16/4)->b[k/16][k % 4];
+        }
+    }
+}
+
 void load_matrices(uint32_t (&r)[4], const void * row, bool transposed, const char * file, int line) {
     uint32_t lane;
     const msl::Exchange & all = msl::exchange(&row, sizeof(row), { file, line, MATRICES }, lane);
@@ -52,12 +71,23 @@ void load_matrices(uint32_t (&r)[4], const void * row, bool transposed, const ch
     }
 }
 
+// As on GPUs that have bulk copies, where the system has what is before.
+constexpr uint32_t SHARED_BASE = 1024;
+
+uint32_t shared_address(const void * at) {
+    return (uint32_t) ((const char *) at - (const char *) shared_memory) + SHARED_BASE;
+}
+
+void * at_shared_address(uint32_t address) {
+    return (char *) shared_memory + (address - SHARED_BASE);
+}
+
 namespace {
 
 float half_at(uint32_t address) {
     address ^= (address >> 7 & 7) << 4; // as tiles lie: units of 16 bytes, by their row
     ggml_fp16_t half;
-    memcpy(&half, (const char *) shared_memory + address, sizeof(half));
+    memcpy(&half, at_shared_address(address), sizeof(half));
     return ggml_fp16_to_fp32(half);
 }
 
@@ -126,12 +156,12 @@ std::map<uint32_t, barrier> barriers;
 
 }  // namespace
 
-uint32_t shared_address(const void * at) {
-    return (uint32_t) ((const char *) at - (const char *) shared_memory);
-}
-
 void begin_barrier(uint32_t bar, uint32_t arrivals) {
     barriers[bar] = { arrivals, arrivals, 0 };
+}
+
+uint32_t pending(uint32_t bar) {
+    return barriers.at(bar).left;
 }
 
 void arrive(uint32_t bar) {

@@ -16,6 +16,23 @@
 
 namespace {
 
+// The pairs that have decoding kernels.
+const std::vector<std::pair<const char *, std::vector<const char *>>> DECODED = {
+    { "srft8",  { "srft8", "srft4", "srft3" } },
+    { "srft4",  { "srft4", "srft3" } },
+    { "srft3",  { "srft3", "srft2" } },
+    { "srft2",  { "srft2" } },
+    { "delta4", { "srft4", "srft3" } },
+    { "delta3", { "srft4", "srft3" } },
+    { "delta8", { "srft8", "srft4" } },
+    { "band4",  { "srft4", "srft3" } },
+    { "band3",  { "srft4", "srft3" } },
+    { "band2",  { "srft3", "srft2" } },
+    { "turbo4", { "turbo4", "srft4" } },
+    { "turbo3", { "turbo3", "srft3" } },
+    { "qjl1",   { "srft4", "srft3" } },
+};
+
 // What `run` gives in all orders, if that is the same.
 std::vector<float> in_all_orders(const std::function<std::vector<float>()> & run) {
     const Device device(emulated_backend());
@@ -56,18 +73,20 @@ void rows_of_all() {
     }
 }
 
-void attention(const AttentionCase & c) {
-    if (c.type_k == GGML_TYPE_COUNT || c.type_v == GGML_TYPE_COUNT || !begin_case(c.name())) {
-        return;
+// False where it is not among the cases that are asked for.
+bool attention(const AttentionCase & c, const std::string & way = "") {
+    if (c.type_k == GGML_TYPE_COUNT || c.type_v == GGML_TYPE_COUNT || !begin_case(way + c.name())) {
+        return false;
     }
     const Device device(emulated_backend());
     AttentionRun run(c);
     cuda_emulated::set_order(MSL_FORWARD, 0);
     if (!run.write()) {
-        return;
+        return true;
     }
     const std::vector<float> got = in_all_orders([&] { return run.attend() ? run.output() : std::vector<float>(); });
     check_below(total_error(got, run.want_from_decoded()), 1e-3, "error from f64 on the rows that are there");
+    return true;
 }
 
 void attention_of_all() {
@@ -93,9 +112,46 @@ void attention_of_all() {
     }
 }
 
+// By the kernels that read the cache as it is, and by no other: by rows, as before Hopper, and by bulk copies.
+void decoding(const AttentionCase & c) {
+    for (const int cc : { 800, 900 }) {
+        emulate_gpu(cc);
+        const Decoded before = emulated_decoded();
+        if (attention(c, cc == 800 ? "by rows: " : "by bulk copies: ")) {
+            const Decoded now = emulated_decoded();
+            check(now.all == before.all + 3, "decoded, in each order");
+            check(now.bulk == before.bulk + (cc == 800 ? 0 : 3), cc == 800 ? "without bulk copies" : "with bulk copies");
+        }
+    }
+    emulate_gpu(750);
+}
+
+// Query rows of one block and of two, of more than one of them, precise rows beside them.
+void decoding_of_all() {
+    int turn = 0;
+    for (const auto & [k, values] : DECODED) {
+        for (const char * v : values) {
+            for (int d : { 64, 128, 256 }) {
+                // Of each pair one size, in turn, with one token or with several.
+                ++turn;
+                if (quick && turn % 3 != 0) {
+                    continue;
+                }
+                const AttentionCase c = make_case(k, v, d, turn % 2 == 0 ? 1 : turn % 4 == 1 ? 4 : 9, 200);
+                decoding(turn/3 % 2 == 0 ? c : with_recent(c, turn));
+            }
+        }
+    }
+    for (const AttentionCase & c : meanings_of(make_case("srft4", "srft4", 128, 2, 200))) {
+        if (c.mask != Mask::per_head) { // by rows alone
+            decoding(c);
+        }
+    }
+}
+
 // More rows than a block has, fewer, cells that fill no tile, several shares of them, tiles that nobody sees.
 void prompts() {
-    emulate_hopper(true);
+    emulate_prompts(true);
     for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta3", "srft3" }, { "band4", "srft8" }, { "polar4", "srft2" }, { "f16", "srft4" } }) {
         attention(make_case(k, v, 64, 40, 300));
     }
@@ -112,7 +168,7 @@ void prompts() {
             attention(c);
         }
     }
-    emulate_hopper(false);
+    emulate_prompts(false);
 }
 
 // Rows together, and an attention with its centers; queries are multiplied by the CPU.
@@ -132,6 +188,7 @@ int main(int argc, char ** argv) {
     rows_of_all();
     test_writes(rows_after_emulated, quick ? std::vector<int>{ 64 } : std::vector<int>{ 128, 64, 256 });
     attention_of_all();
+    decoding_of_all();
     calibrated_steps();
     prompts();
     return end_program();
