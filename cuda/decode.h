@@ -41,6 +41,8 @@ decode_choice decode_of_delta3(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_band4(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_band3(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_band2(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_polar4(uint v_kind, uint size, uint row_blocks);
+decode_choice decode_of_polar3(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_turbo4(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_turbo3(uint v_kind, uint size, uint row_blocks);
 decode_choice decode_of_qjl1(uint v_kind, uint size, uint row_blocks);

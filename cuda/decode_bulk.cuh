@@ -26,11 +26,11 @@ constexpr uint TILE_WEIGHTS = TILE + 16;
 
 // Warps that a multiprocessor has registers for.
 template <uint K, uint D, uint QB> constexpr uint bulk_warps() {
-    if (D == 64 && QB == 1) {
+    if (D == 64 && QB == 1 && !KV_KIND_IS_TURBO(K) && !KV_KIND_IS_POLAR(K)) {
         return is_delta(K) ? 20 : 24;
     }
-    // Of signs there are twice as many sums and queries.
-    return D == 256 || (D == 128 && QB == 2 && (is_delta(K) || KV_KIND_IS_TURBO(K))) ? 8 : 16;
+    // turbo has twice as many sums and queries, polar what its codes are made of.
+    return D == 256 || (D == 128 && QB == 2 && (is_delta(K) || KV_KIND_IS_TURBO(K) || KV_KIND_IS_POLAR(K))) ? 8 : 16;
 }
 
 // Where a block's own shared memory begins: the system has what is before. It is the same on all GPUs that have bulk copies, and a
@@ -46,11 +46,11 @@ constexpr uint SHARED_BASE = 1024;
 template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint WARPS = bulk_warps<K, D, QB>(), ROWS = 4*QB, UNIT = is_delta(K) ? 2 : 1, MOST_DEPTH = 4;
     static constexpr uint K_ROW = level_row_bytes(K, D), V_ROW = level_row_bytes(V, D), WIDER_ROW = K_ROW > V_ROW ? K_ROW : V_ROW;
-    static constexpr bool WITH_TABLE = decode_values<V, D>::TABLE_BYTES != 0;
+    static constexpr bool WITH_TABLE = decode_values_of<V, D>::TABLE_BYTES != 0;
     // Scales of a warp's tile, in pieces of 128 bytes; they begin PIECE bytes apart.
-    static constexpr uint KEY_PIECES = TILE*decode_keys_of<K, D, QB>::CELL_SCALES*4/128, VALUE_PIECES = 2*decode_values<V, D>::SCALE_WORDS;
+    static constexpr uint KEY_PIECES = TILE*decode_keys_of<K, D, QB>::CELL_SCALES*4/128, VALUE_PIECES = 2*decode_values_of<V, D>::SCALE_WORDS;
     static constexpr uint SCALE_PIECES = KEY_PIECES > VALUE_PIECES ? KEY_PIECES : VALUE_PIECES, PIECE = WITH_TABLE ? 256 : 128;
-    static constexpr uint VALUES = decode_values<V, D>::WIDTH;
+    static constexpr uint VALUES = decode_values_of<V, D>::WIDTH;
     // what does not depend on the number of heads
     static constexpr uint BARS    = 0;
     static constexpr uint DONE    = BARS + WARPS*MOST_DEPTH*16;
@@ -66,7 +66,8 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint WARP_WEIGHTS = ROWS*TILE_WEIGHTS*2;
     static constexpr uint WEIGHTS = WITH_TABLE ? TABLE + (1 << 16) : FRONT, WEIGHT_BYTES = WARPS*WARP_WEIGHTS;
     static constexpr uint SCALES  = WITH_TABLE ? GAPS : WEIGHTS + WEIGHT_BYTES;
-    static constexpr uint BACK    = WITH_TABLE ? WEIGHTS + WEIGHT_BYTES : SCALES + WARPS*SCALE_PIECES*PIECE;
+    static constexpr uint POLAR   = WITH_TABLE ? WEIGHTS + WEIGHT_BYTES : SCALES + WARPS*SCALE_PIECES*PIECE; // what polar looks up
+    static constexpr uint BACK    = POLAR + (polar_of<K, V>() != 0 ? POLAR_BYTES : 0);
 
     uint queries, query_step; // of delta, and floats from 32 of them to the next
     uint slot_bytes, front, back, front_slots;
@@ -89,7 +90,7 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
 
     static kv_cuda_teams teams(uint heads, size_t shared_bytes) {
         const bulk_layout at(heads, 0);
-        const uint end = (uint) shared_bytes - (D == 64 ? 16 : 0); // rows that begin in the middle of a word are read beyond their end
+        const uint end = (uint) shared_bytes - (D == 64 || polar_of<K, V>() != 0 ? 16 : 0); // rows that begin in the middle of a word are read beyond their end
         if (WITH_TABLE && at.front > TABLE) {
             return {};
         }
@@ -137,21 +138,13 @@ template <uint N> __device__ __forceinline__ void load_words(uint (&x)[N], const
     }
 }
 
-// They are made once, by the lane of a cell.
-template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_t * at, const uint8_t * row) {
-    constexpr uint C = D/64, COUNT = decode_keys_of<K, D, 1>::CELL_SCALES, BYTES = level_scale_bytes(K, D);
+template <uint K, uint D> __device__ __forceinline__ void make_level_scales(uint8_t * at, const uint8_t * row) {
+    constexpr uint C = D/64, COUNT = 2*C, BYTES = level_scale_bytes(K, D);
     uint words[(BYTES + 3)/4];
     if constexpr (BYTES == 2) {
         words[0] = *(const unsigned short *) row;
     } else {
         load_scales<tile_bytes, BYTES, level_row_align(K, D)>(words, row);
-    }
-    if constexpr (KV_KIND_IS_TURBO(K)) {
-        *(::float2 *) at = make_float2(decode_turbo_keys<K, D, 1>::scale_of(words[0], 0), decode_turbo_keys<K, D, 1>::scale_of(words[0], 1));
-        return;
-    } else if constexpr (K == KV_KIND_QJL1) {
-        *(float *) at = norm_of(words[0]);
-        return;
     }
     uint halves[(C + 1)/2*2];
     const auto scale = [&](uint i) {
@@ -162,7 +155,7 @@ template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_
             return i % 2 ? __high2float(two) : __low2float(two);
         }
     };
-    if constexpr (code_bits(K) != 8 && !has_norms(K)) {
+    if constexpr (code_bits(K) != 8) {
 #pragma unroll
         for (uint c = 0; c < C; ++c) {
             if constexpr (KV_KIND_IS_BAND(K)) {
@@ -174,14 +167,31 @@ template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_
     }
     // All first ones and then the second ones, where a lane needs the one or the other.
     const auto place = [&](uint i) { return scale(decode_keys_of<K, D, 1>::CHOOSES_SCALES ? i % C*2 + i/C : i); };
-    if constexpr (has_norms(K)) {
-    } else if constexpr (COUNT == 2) {
+    if constexpr (COUNT == 2) {
         *(::float2 *) at = make_float2(place(0), place(1));
     } else {
 #pragma unroll
         for (uint i = 0; i < COUNT; i += 4) {
             *(::float4 *) (at + 4*i) = make_float4(place(i), place(i + 1), place(i + 2), place(i + 3));
         }
+    }
+}
+
+// They are made once, by the lane of a cell.
+template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_t * at, const uint8_t * row) {
+    if constexpr (KV_KIND_IS_POLAR(K)) {
+#pragma unroll
+        for (uint i = 0; i < D/16; i += 4) {
+            const auto radius = [&](uint block) { return norm_of(two_bytes<tile_bytes, D>(row + 2*block)); };
+            *(::float4 *) (at + 4*i) = make_float4(radius(i), radius(i + 1), radius(i + 2), radius(i + 3));
+        }
+    } else if constexpr (KV_KIND_IS_TURBO(K)) {
+        const uint norms = *(const uint *) row;
+        *(::float2 *) at = make_float2(decode_turbo_keys<K, D, 1>::scale_of(norms, 0), decode_turbo_keys<K, D, 1>::scale_of(norms, 1));
+    } else if constexpr (K == KV_KIND_QJL1) {
+        *(float *) at = norm_of(*(const unsigned short *) row);
+    } else {
+        make_level_scales<K, D>(at, row);
     }
 }
 
@@ -198,7 +208,7 @@ template <uint N> __device__ __forceinline__ void store_words(uint8_t * to, cons
 }
 
 template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value_scales(uint8_t * at, const uint8_t * row) {
-    constexpr uint C = decode_values<V, D>::SCALE_WORDS, BYTES = level_scale_bytes(V, D);
+    constexpr uint C = decode_values_of<V, D>::SCALE_WORDS, BYTES = level_scale_bytes(V, D);
     uint words[(BYTES + 3)/4];
     if constexpr (BYTES == 2) {
         words[0] = *(const unsigned short *) row;
@@ -210,7 +220,7 @@ template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value
         uint two[C];
 #pragma unroll
         for (uint c = 0; c < C; ++c) {
-            two[c] = decode_values<V, D>::two_scales(words, c) & (second ? 0xffff0000 : 0x0000ffff);
+            two[c] = decode_values_of<V, D>::two_scales(words, c) & (second ? 0xffff0000 : 0x0000ffff);
         }
         store_words(at + second*C*PIECE, two);
     }
@@ -272,7 +282,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
 #if KV_HAS_BULK_COPIES
     typedef bulk_layout<K, V, D, QB> layout;
     typedef decode_keys_of<K, D, QB> keys_of;
-    typedef decode_values<V, D> values_of;
+    typedef decode_values_of<V, D> values_of;
     constexpr bool DELTA = is_delta(K);
     constexpr uint ROWS = layout::ROWS, UNIT = layout::UNIT, SCALE_WORDS = values_of::SCALE_WORDS, QUERY = query_width(K, D);
     const kv_attn_args & args = p.args;
@@ -371,6 +381,9 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     ask_tiles(0, first_asked);
     if constexpr (values_of::TABLE_BYTES != 0) {
         fill_table((uint *) (raw + layout::TABLE), 64, threadIdx.x, threads);
+    }
+    if constexpr (polar_of<K, V>() != 0) {
+        fill_polar_table((uint *) (raw + layout::POLAR), polar_row<polar_of<K, V>(), D, 1>::BITS, threadIdx.x, threads);
     }
 
     // What a row sees of each tile. The lanes of a warp have the cells of one.
@@ -476,6 +489,9 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     }
     typename keys_of::queries b;
     keys_of::fill(b, loaded, g);
+    if constexpr (KV_KIND_IS_POLAR(K)) {
+        b.table = { kept(shared_address(raw + layout::POLAR + 4*lane), lane) };
+    }
     sums_of sums;
     sums.begin(p, scale_of_row, key_unit<K, D>());
     uint mask_at[QB][2];
@@ -488,7 +504,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     }
 
     const bool one_mask = mask_rows == 1;
-    const auto table = values_of::table_of([&]() { return wide_lane_table { shared_address(raw + layout::TABLE + 4*lane) }; });
+    const auto table = values_of::table_of([&]() { return wide_lane_table { shared_address(raw + (KV_KIND_IS_POLAR(V) ? layout::POLAR : layout::TABLE) + 4*lane) }; });
     __half * const weights = (__half *) (raw + layout::WEIGHTS + warp*layout::WARP_WEIGHTS);
     uint8_t * const row_scales = raw + layout::SCALES + warp*layout::SCALE_PIECES*layout::PIECE;
     const uint8_t * const value_scales = kept(row_scales + g/4*SCALE_WORDS*layout::PIECE + t*(8*SCALE_WORDS), lane);
@@ -607,7 +623,9 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                     return v;
                 };
                 values_of v = load_values(0);
-                make_value_scales<V, D, layout::PIECE>(value_scales_to, v_row + v_at);
+                if constexpr (!KV_KIND_IS_POLAR(V)) {
+                    make_value_scales<V, D, layout::PIECE>(value_scales_to, v_row + v_at);
+                }
                 __syncwarp();
 #pragma unroll
                 for (uint step = 0; step < TILE_STEPS; ++step) {

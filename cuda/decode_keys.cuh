@@ -183,6 +183,11 @@ template <uint BITS, uint WORDS> __device__ __forceinline__ float scale_at(const
     }
 }
 
+// What a norm counts, as stored in the lower half of a word: zero where it is not finite.
+__device__ __forceinline__ float norm_of(uint word) {
+    return scale_at<8>((const uint (&)[1]) word, 0);
+}
+
 // Two bytes of a plane, and the two `apart` behind them, if that is not 0.
 struct query_bytes {
     uint first, second;

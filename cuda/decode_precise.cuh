@@ -32,7 +32,7 @@ template <uint K, uint D, uint QB> __device__ __forceinline__ void decode_precis
 #if KV_HAS_BULK_COPIES
     constexpr uint KIND = KV_KIND_SRFT8, ROWS = 4*QB;
     typedef decode_keys_of<K, D, QB> keys_of;
-    typedef decode_values<KIND, D> values_of;
+    typedef decode_values_of<KIND, D> values_of;
     auto & m = *(precise_memory<D, QB> *) raw;
     const kv_attn_args & args = p.args;
     const uint chunk = blockIdx.z;

@@ -24,7 +24,7 @@ template <uint K, uint V, uint D, uint QB> constexpr uint blocks_per_sm() {
 }
 
 template <uint K, uint V, uint D> struct decode_memory {
-    static constexpr uint TABLE = decode_values<V, D>::TABLE_BYTES, SUMS = WARPS*ROWS*decode_values<V, D>::WIDTH*4;
+    static constexpr uint TABLE = decode_values_of<V, D>::TABLE_BYTES, SUMS = WARPS*ROWS*decode_values_of<V, D>::WIDTH*4;
 
     uint   table[(TABLE > SUMS ? TABLE : SUMS)/4]; // what V looks up; behind the loop, sums of the warps
     float  q[ROWS][D];                             // queries in the domain of keys
@@ -33,6 +33,7 @@ template <uint K, uint V, uint D> struct decode_memory {
     __half weights[WARPS][ROWS][STEP + 8];
     float  softs[WARPS][ROWS][2];
     uint   recent[RECENT_WORDS];
+    uint   polar[polar_of<K, V>() != 0 ? POLAR_BYTES/4 : 1]; // what polar looks up
 };
 
 // Of up to 32 blocks of a warp, from `first` on, those that a row sees. Several are looked at together: each is a wait for
@@ -68,7 +69,7 @@ __device__ __forceinline__ uint visible_blocks(
 template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinline__ void decode_block(const attn_params & p, uint8_t * raw, const attn_part & part) {
     constexpr bool DELTA = is_delta(K), PRECISE = OF == decode_rows::precise, RECENT = OF == decode_rows::main;
     typedef decode_keys_of<K, D, QB> keys_of;
-    typedef decode_values<V, D> values_of;
+    typedef decode_values_of<V, D> values_of;
     auto & m = *(decode_memory<K, V, D> *) raw;
     const kv_attn_args & args = p.args;
     const uint64_t (&k_nb)[3] = PRECISE ? part.k_nb : args.k_nb, (&v_nb)[3] = PRECISE ? part.v_nb : args.v_nb;
@@ -112,6 +113,9 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     if constexpr (values_of::TABLE_BYTES != 0) {
         fill_table(m.table, 32, threadIdx.x, THREADS);
     }
+    if constexpr (polar_of<K, V>() != 0) {
+        fill_polar_table(m.polar, polar_row<polar_of<K, V>(), D, 1>::BITS, threadIdx.x, THREADS);
+    }
     for (uint i = threadIdx.x; i < sizeof(m.weights)/4; i += THREADS) {
         ((uint *) m.weights)[i] = 0;
     }
@@ -144,6 +148,10 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     typename keys_of::loaded_queries loaded;
     loaded.load(m.planes, g, t);
     keys_of::fill(b, loaded, g);
+    const auto table_at = [&](const uint * table) { return lane_table { (uint) __cvta_generic_to_shared(&table[lane]) }; };
+    if constexpr (KV_KIND_IS_POLAR(K)) {
+        b.table = { table_at(m.polar).at };
+    }
     decode_sums<K, V, D, QB, 1> sums;
     float scale_of_row[2*QB];
     sums.load_scales(scale_of_row, m.query_scale, t);
@@ -155,7 +163,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         mask_at[i/2][i % 2] = mask_offset(p, row/heads_per_kv, kv_head*heads_per_kv + row % heads_per_kv, stream);
     }
     const bool one_mask = args.tokens == 1 && args.mask_rows[0] == 1;
-    const auto table = values_of::table_of([&]() { return lane_table { (uint) __cvta_generic_to_shared(&m.table[lane]) }; });
+    const auto table = values_of::table_of([&]() { return table_at(KV_KIND_IS_POLAR(V) ? m.polar : m.table); });
 
     decode_group<K, D, QB> group;
     // 32 blocks of this warp at a time: which of them somebody sees.

@@ -15,11 +15,6 @@ __device__ __forceinline__ uint signs_of(uint word, uint i) {
     return (word >> i & 0x01010101)*0xfe + 0x01010101;
 }
 
-// What a norm counts, as stored in the lower half of a word: zero where it is not finite.
-__device__ __forceinline__ float norm_of(uint word) {
-    return scale_at<8>((const uint (&)[1]) word, 0);
-}
-
 // What a sign of a row is multiplied by, beside its norm.
 template <uint D> __device__ __forceinline__ float sign_unit() {
     return kv_mean_magnitudes[kv_size_index(D)];

@@ -7,6 +7,7 @@
 #include "decode_bands.cuh"
 #include "decode_group.cuh"
 #include "decode_halves.cuh"
+#include "decode_polar.cuh"
 #include "decode_signs.cuh"
 #include "decode_values.cuh"
 #include "queries.cuh"
@@ -22,13 +23,23 @@ template <uint KIND, uint D, uint QB> struct decode_keys_choice {
     typedef decode_turbo_keys<KIND, D, QB> turbo;
     typedef decode_qjl_keys<D, QB>         qjl;
     typedef decode_half_keys<D, QB>        halves;
+    typedef decode_polar_keys<KIND, D, QB> polar;
 
     typedef std::conditional_t<KV_KIND_IS_BAND(KIND), bands, std::conditional_t<KV_KIND_IS_TURBO(KIND), turbo,
-            std::conditional_t<KIND == KV_KIND_QJL1, qjl, std::conditional_t<KIND == KV_KIND_F16, halves, levels>>>> type;
+            std::conditional_t<KV_KIND_IS_POLAR(KIND), polar, std::conditional_t<KIND == KV_KIND_QJL1, qjl, std::conditional_t<KIND == KV_KIND_F16, halves, levels>>>>> type;
 };
 
 // What reads K of a kind.
 template <uint KIND, uint D, uint QB> using decode_keys_of = typename decode_keys_choice<KIND, D, QB>::type;
+
+// What reads V.
+template <uint KIND, uint D> using decode_values_of = std::conditional_t<KV_KIND_IS_POLAR(KIND), decode_polar_values<KIND, D>, decode_values<KIND, D>>;
+
+// The kind of polar that K or V is, else 0: both look up the same tables.
+template <uint K, uint V> constexpr uint polar_of() {
+    static_assert(!KV_KIND_IS_POLAR(K) || !KV_KIND_IS_POLAR(V) || K == V, "one table of directions");
+    return KV_KIND_IS_POLAR(K) ? K : KV_KIND_IS_POLAR(V) ? V : 0;
+}
 
 // What products with keys of a kind are multiplied by, beside scales.
 template <uint K, uint D> __device__ __forceinline__ float key_unit() {
@@ -43,7 +54,7 @@ template <uint K, uint D> __device__ __forceinline__ float key_unit() {
 // have the first and the others the second; of 16 alone they have the same. Scores are in units of log 2.
 template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
     static_assert(STEPS == 1 || STEPS == 2, "");
-    typedef decode_values<V, D> values_of;
+    typedef decode_values_of<V, D> values_of;
     static constexpr uint C = values_of::CHUNKS, WIDTH = values_of::WIDTH;
     static constexpr bool DELTA = is_delta(K), ROW_FOR_LANE = decode_keys_of<K, D, QB>::ROW_FOR_LANE;
 
@@ -214,9 +225,16 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
 #pragma unroll
         for (uint i = 0; i < QB*C*8; i += 4) {
             const float * x = &acc[0][0][0][0] + i;
-            float * const from = to + row_of(i/(C*8)*2, t)*WIDTH + values_of::value_of(i % (C*8), g, t); // and the value behind it
-            *(::float2 *) from           = make_float2(x[0], x[2]);
-            *(::float2 *) (from + WIDTH) = make_float2(x[1], x[3]);
+            float * const from = to + row_of(i/(C*8)*2, t)*WIDTH + values_of::value_of(i % (C*8), g, t); // and ROW_STEP behind it
+            if constexpr (values_of::ROW_STEP == 1) {
+                *(::float2 *) from           = make_float2(x[0], x[2]);
+                *(::float2 *) (from + WIDTH) = make_float2(x[1], x[3]);
+            } else {
+                from[0]                           = x[0];
+                from[values_of::ROW_STEP]         = x[2];
+                from[WIDTH]                       = x[1];
+                from[WIDTH + values_of::ROW_STEP] = x[3];
+            }
         }
     }
 };

@@ -82,6 +82,7 @@ template <uint KIND, uint D> struct decode_values {
     static constexpr uint TABLE = table_of_codes(KIND, BITS);
     static constexpr uint CHUNKS = SIGNS ? 2*C : C, WIDTH = 64*CHUNKS; // of the sums: behind those of levels, those of signs
     static constexpr uint SCALE_WORDS = SIGNS ? 2 : C;                 // of a row: two halves each
+    static constexpr uint ROW_STEP = 1;                                // of the values that rows g and g + 8 of an operand have
     // Weights are up to 2^SLACK (decode_softmax.cuh), but small as a rule, and so may scales be: their product keeps its digits if these are
     // larger by 2^POWER. With more the largest of both would be no half. Scales of 8 bits are halves already.
     static constexpr uint  SLACK = BITS == 8 || SIGNS ? 0 : 3;

@@ -31,6 +31,8 @@ decode_choice choice_of(uint k_kind, uint v_kind, uint size, uint rows) {
         case KV_KIND_BAND4:  return decode_of_band4(v_kind, size, row_blocks);
         case KV_KIND_BAND3:  return decode_of_band3(v_kind, size, row_blocks);
         case KV_KIND_BAND2:  return decode_of_band2(v_kind, size, row_blocks);
+        case KV_KIND_POLAR4: return decode_of_polar4(v_kind, size, row_blocks);
+        case KV_KIND_POLAR3: return decode_of_polar3(v_kind, size, row_blocks);
         case KV_KIND_TURBO4: return decode_of_turbo4(v_kind, size, row_blocks);
         case KV_KIND_TURBO3: return decode_of_turbo3(v_kind, size, row_blocks);
         case KV_KIND_QJL1:   return decode_of_qjl1(v_kind, size, row_blocks);

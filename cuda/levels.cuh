@@ -7,6 +7,7 @@
 //     2 bits   16 bytes: values j, j + 16, j + 32, j + 48
 //     3 bits   the same of the lower two bits, then a bit for each of the 64 values
 //     bands    decode_bands.cuh
+//     polar    decode_polar.cuh
 //     turbo    two norms, codes of 3 or 2 bits, signs: decode_signs.cuh
 //
 // A code of up to 3 bits is a selector of prmt, which looks four of them up in a table of eight bytes.
@@ -149,7 +150,7 @@ __host__ __device__ constexpr bool has_norms(uint kind) {
 }
 
 __host__ __device__ constexpr uint level_scale_bytes(uint kind, uint size) {
-    return kind == KV_KIND_QJL1 ? KV_QJL_NORM_BYTES : KV_KIND_IS_TURBO(kind) ? KV_TURBO_NORM_BYTES : code_bits(kind) == 8 ? size/16 : size/32;
+    return KV_KIND_IS_POLAR(kind) ? size/16*2 : kind == KV_KIND_QJL1 ? KV_QJL_NORM_BYTES : KV_KIND_IS_TURBO(kind) ? KV_TURBO_NORM_BYTES : code_bits(kind) == 8 ? size/16 : size/32;
 }
 
 // Where the signs of a row begin.
@@ -158,19 +159,25 @@ __host__ __device__ constexpr uint signs_at(uint kind, uint size) {
 }
 
 __host__ __device__ constexpr uint level_row_bytes(uint kind, uint size) {
+    if (KV_KIND_IS_POLAR(kind)) {
+        return size/16*2 + (size/16*14 + 7)/8 + size/16*(kind == KV_KIND_POLAR4 ? 4 : 3);
+    }
     return kind == KV_KIND_F16 ? 2*size : has_norms(kind) ? signs_at(kind, size) + size/8 : level_scale_bytes(kind, size) + size*code_bits(kind)/8 + (is_delta(kind) ? size/64*2 : 0);
 }
 
 // What rows and their codes are aligned to, where the beginning of the cache is.
 __host__ __device__ constexpr uint level_row_align(uint kind, uint size) {
     const uint both = (kind == KV_KIND_F16 ? 0 : level_scale_bytes(kind, size)) | level_row_bytes(kind, size);
-    return both % 8 == 0 ? 8 : both % 4 == 0 ? 4 : 2;
+    return both % 8 == 0 ? 8 : both % 4 == 0 ? 4 : both % 2 == 0 ? 2 : 1;
 }
 
-// kv_srft_unit of its bits, or kv_band_unit; of halves 1.
+// kv_srft_unit of its bits, or kv_band_unit; of halves and polar 1.
 __host__ __device__ constexpr float level_unit(uint kind, uint size) {
-    if (KV_KIND_IS_TURBO(kind) || kind == KV_KIND_F16) {
-        return kind == KV_KIND_F16 ? 1.0f : 1.0f/turbo_unit(kind);
+    if (KV_KIND_IS_POLAR(kind) || kind == KV_KIND_F16) {
+        return 1.0f;
+    }
+    if (KV_KIND_IS_TURBO(kind)) {
+        return 1.0f/turbo_unit(kind);
     }
     const uint bits = KV_KIND_IS_BAND(kind) ? wide_band_bits(kind, size, 0) : code_bits(kind);
     return (bits == 8 ? 1.0f : bits == 5 ? KV_SRFT_KAPPA_5 : bits == 4 ? KV_SRFT_KAPPA_4 : bits == 3 ? KV_SRFT_KAPPA_3 : KV_SRFT_KAPPA_2)/KV_SRFT_UNIT;
