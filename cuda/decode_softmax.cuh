@@ -36,7 +36,7 @@ template <uint KIND, uint D, uint QB> using decode_keys_of = typename decode_key
 template <uint KIND, uint D> using decode_values_of = std::conditional_t<KV_KIND_IS_POLAR(KIND), decode_polar_values<KIND, D>, decode_values<KIND, D>>;
 
 // The kind of polar that K or V is, else 0: both look up the same tables.
-template <uint K, uint V> constexpr uint polar_of() {
+template <uint K, uint V> __host__ __device__ constexpr uint polar_of() {
     static_assert(!KV_KIND_IS_POLAR(K) || !KV_KIND_IS_POLAR(V) || K == V, "one table of directions");
     return KV_KIND_IS_POLAR(K) ? K : KV_KIND_IS_POLAR(V) ? V : 0;
 }

@@ -32,7 +32,7 @@ int main(int argc, char ** argv) {
     bool         benching = false;
     BenchOptions options;
     options.cells = { 8192, 32768, 131072 };
-    options.pairs = { "srft4/srft4", "delta4/srft4", "srft8/srft8", "srft3/srft3", "srft2/srft2", "delta3/srft3", "band4/srft4", "band3/srft3", "band2/srft2", "polar4/polar4", "turbo4/turbo4", "qjl1/srft4" };
+    options.pairs = { "srft4/srft4", "delta4/srft4", "srft8/srft8", "srft3/srft3", "srft2/srft2", "delta3/srft3", "band4/srft4", "band3/srft3", "band2/srft2", "delta8/srft8", "polar4/polar4", "polar3/polar3", "turbo4/turbo4", "turbo3/turbo3", "qjl1/srft4" };
     begin_program("cuda", argc, argv, {
         { "--bench", nullptr,  [&](const char *) { benching = true; } },
         { "--cells", "N,…",    [&](const char * list) {

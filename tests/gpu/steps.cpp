@@ -275,7 +275,7 @@ void run(const StepCase & c, ggml_backend_t backend, const std::function<int64_t
         same = same && together.output() == apart.output();
     }
     // GGML_EXT_CUDA_PATH may ask for other kernels
-    if (fused && c.k != "delta8" && !getenv("GGML_EXT_CUDA_PATH")) { // delta8 has no decode kernel to be joined with
+    if (fused && c.k != "delta8" && !getenv("GGML_EXT_CUDA_PATH")) { // rows of delta8 are written by a kernel that makes no queries
         const int64_t ops = fused() - before;
         const bool as_many = alone >= 0 ? ops == (int64_t) (together.ops() - alone)*(c.cells/c.tokens) : c.read_again ? ops > 0 : ops > 0 && ops % together.ops() == 0;
         check(as_many, "the ops of a step that can be are launched together");
