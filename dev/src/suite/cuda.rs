@@ -1,4 +1,4 @@
-//! The CUDA kernels: compiled everywhere, some of them run on the CPU, all of them where there is a GPU.
+//! The CUDA kernels: compiled everywhere, run on the CPU, and where there is one on a GPU.
 
 use std::path::Path;
 use std::process::Command;
