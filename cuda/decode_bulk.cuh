@@ -47,6 +47,8 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint WARPS = bulk_warps<K, D, QB>(), ROWS = 4*QB, UNIT = is_delta(K) ? 2 : 1, MOST_DEPTH = 4;
     static constexpr uint K_ROW = level_row_bytes(K, D), V_ROW = level_row_bytes(V, D), WIDER_ROW = K_ROW > V_ROW ? K_ROW : V_ROW;
     static constexpr bool WITH_TABLE = decode_values_of<V, D>::TABLE_BYTES != 0;
+    // Where rows of K are much wider than those of V, tiles of V lie before the table and those of K behind it; else all have slots of one size.
+    static constexpr bool APART = WITH_TABLE && 2*K_ROW > 3*V_ROW;
     // Scales of a warp's tile, in pieces of 128 bytes; they begin PIECE bytes apart.
     static constexpr uint KEY_PIECES = TILE*decode_keys_of<K, D, QB>::CELL_SCALES*4/128, VALUE_PIECES = 2*decode_values_of<V, D>::SCALE_WORDS;
     static constexpr uint SCALE_PIECES = KEY_PIECES > VALUE_PIECES ? KEY_PIECES : VALUE_PIECES, PIECE = WITH_TABLE ? 256 : 128;
@@ -70,7 +72,7 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint BACK    = POLAR + (polar_of<K, V>() != 0 ? POLAR_BYTES : 0);
 
     uint queries, query_step; // of delta, and floats from 32 of them to the next
-    uint slot_bytes, front, back, front_slots;
+    uint slot_bytes, value_bytes, front, back, front_slots; // value_bytes: of a tile of V, APART
 
     __host__ __device__ bulk_layout(uint heads, uint first_slots) {
         const uint pieces = heads*ROWS*(D/32);
@@ -81,10 +83,15 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
         front       = (FRONT + (WITH_TABLE ? apart : 0) + 127)/128*128;
         back        = (BACK + (WITH_TABLE ? 0 : apart) + 127)/128*128;
         slot_bytes  = (heads*WIDER_ROW*TILE + 127)/128*128;
+        value_bytes = (heads*V_ROW*TILE + 127)/128*128;
         front_slots = first_slots;
     }
 
+    // Of K where it is even, else of V.
     __device__ __forceinline__ uint slot_at(uint slot) const {
+        if (APART) {
+            return slot % 2 != 0 ? front + slot/2*value_bytes : back + slot/2*slot_bytes;
+        }
         return slot < front_slots ? front + slot*slot_bytes : back + (slot - front_slots)*slot_bytes;
     }
 
@@ -94,9 +101,9 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
         if (WITH_TABLE && at.front > TABLE) {
             return {};
         }
-        const uint front_slots = WITH_TABLE && at.front < TABLE ? (TABLE - at.front)/at.slot_bytes : 0, back_slots = end > at.back ? (end - at.back)/at.slot_bytes : 0;
+        const uint front_slots = WITH_TABLE && at.front < TABLE ? (TABLE - at.front)/(APART ? at.value_bytes : at.slot_bytes) : 0, back_slots = end > at.back ? (end - at.back)/at.slot_bytes : 0;
         for (uint teams = WARPS/heads; teams > 0; --teams) {
-            const uint depth = (front_slots + back_slots)/(2*teams)/UNIT*UNIT;
+            const uint most = APART ? (front_slots < back_slots ? front_slots : back_slots) : (front_slots + back_slots)/2, depth = most/teams/UNIT*UNIT;
             // Sums of the warps take the place of the table, or of the slots.
             const bool sums_fit = WITH_TABLE ? at.back <= end : at.back + heads*teams*ROWS*VALUES*4 <= end;
             if (depth > 0 && sums_fit) {

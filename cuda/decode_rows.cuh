@@ -23,7 +23,7 @@ template <uint K, uint V, uint D, uint QB> constexpr uint blocks_per_sm() {
     if (D != 256 && (KV_KIND_IS_POLAR(K) || KV_KIND_IS_TURBO(V))) { // rows on their way, or twice as many sums
         return D == 128 ? (KV_KIND_IS_POLAR(V) || QB == 2 ? 2 : 3) : QB == 2 ? 3 : 4;
     }
-    return D == 256 ? 2 : D == 128 && (QB == 2 || (is_delta(K) && code_bits(V) == 3)) ? 3 : 4;
+    return D == 256 ? 2 : D == 128 && (QB == 2 || (is_delta(K) && (code_bits(K) == 8 || code_bits(V) == 3))) ? 3 : 4;
 }
 
 template <uint K, uint V, uint D> struct decode_memory {

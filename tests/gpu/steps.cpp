@@ -297,7 +297,7 @@ void run(const StepCase & c, ggml_backend_t backend, const std::function<int64_t
 void run_steps(ggml_backend_t backend, const std::function<int64_t()> & fused) {
     int turn = 0;
     for (int d : { 128, 64, 256 }) {
-        for (const auto & [k, v] : { std::pair<std::string, std::string>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "band4", "srft4" }, { "delta8", "srft4" } }) {
+        for (const auto & [k, v] : { std::pair<std::string, std::string>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "band4", "srft4" }, { "delta8", "srft4" }, { "polar4", "polar4" }, { "turbo4", "turbo4" }, { "turbo3", "turbo3" }, { "qjl1", "srft4" } }) {
             if (quick && turn++ % 3 != 0) {
                 continue;
             }
