@@ -695,9 +695,9 @@ template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*
     } else {
         // Heads of 256 are 6% slower with this code among theirs; elsewhere 0 to 2%, and a call takes 2 us.
         if constexpr (D == 256) {
-            call_precise_block<precise_kind(K), D, QB>(p, raw);
+            call_precise_block<K, D, QB>(p, raw);
         } else {
-            decode_precise_block<precise_kind(K), D, QB>(p, raw);
+            decode_precise_block<K, D, QB>(p, raw);
         }
     }
 }

@@ -27,12 +27,12 @@ template <uint D, uint QB> struct precise_memory {
     __align__(128) float sums[1]; // of the warps
 };
 
-// The block's chunk, of precise rows, whose keys are of K; warps are teams, as in decode_bulk.cuh.
-template <uint K, uint D, uint QB> __device__ __forceinline__ void decode_precise_block(const attn_params & p, uint8_t * raw) {
+// The block's chunk, of precise rows beside a cache of CACHE; warps are teams, as in decode_bulk.cuh.
+template <uint CACHE, uint D, uint QB> __device__ __forceinline__ void decode_precise_block(const attn_params & p, uint8_t * raw) {
 #if KV_HAS_BULK_COPIES
-    constexpr uint KIND = KV_KIND_SRFT8, ROWS = 4*QB;
+    constexpr uint K = precise_kind(CACHE), V = KV_KIND_SRFT8, ROWS = 4*QB;
     typedef decode_keys_of<K, D, QB> keys_of;
-    typedef decode_values_of<KIND, D> values_of;
+    typedef decode_values_of<V, D> values_of;
     auto & m = *(precise_memory<D, QB> *) raw;
     const kv_attn_args & args = p.args;
     const uint chunk = blockIdx.z;
@@ -50,7 +50,7 @@ template <uint K, uint D, uint QB> __device__ __forceinline__ void decode_precis
         ((uint *) m.weights[warp])[i] = 0;
     }
     __syncwarp();
-    typedef decode_sums<K, KIND, D, QB, 1> sums_of;
+    typedef decode_sums<K, V, D, QB, 1> sums_of;
     uint mask_at[2*QB];
 #pragma unroll
     for (uint i = 0; i < 2*QB; ++i) {
@@ -78,10 +78,9 @@ template <uint K, uint D, uint QB> __device__ __forceinline__ void decode_precis
             waited = true;
             wait_for_previous();
             // Their own queries come last where they are not those of the cache.
-            const size_t query_row = (block.query_block(heads, has_precise_queries(p.k_kind, true)) + head)*ROWS;
-            const uint width = query_width(p.k_kind, D);
+            const size_t query_row = (block.query_block(heads, has_precise_queries(CACHE, true)) + head)*ROWS;
             typename keys_of::loaded_queries loaded;
-            loaded.load((const signed char (*)[ROWS][D]) (p.query_planes + query_row*2*width), g, t);
+            loaded.load((const signed char (*)[ROWS][D]) (p.query_planes + query_row*2*query_width(CACHE, D)), g, t);
             keys_of::fill(b, loaded, g);
             float scale_of_row[2*QB];
             sums_of::load_scales(scale_of_row, p.query_scale + query_row, t);
@@ -117,8 +116,8 @@ template <uint K, uint D, uint QB> __device__ __forceinline__ void decode_precis
 }
 
 // The same as a call, which looks for parameters in memory: the code for the cache is then as it is without precise rows.
-template <uint K, uint D, uint QB> __device__ __noinline__ void call_precise_block(const attn_params & p, uint8_t * raw) {
-    decode_precise_block<K, D, QB>(p, raw);
+template <uint CACHE, uint D, uint QB> __device__ __noinline__ void call_precise_block(const attn_params & p, uint8_t * raw) {
+    decode_precise_block<CACHE, D, QB>(p, raw);
 }
 
 }  // namespace
