@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(names("decode srft4 d128 x4"), ["decode srft4 d128 x4, per cell"]);
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), ALONE.len() + 2 * PAIRS.len() + 1);
+        assert_eq!(all.len(), ALONE.len() + 2 * PAIRS.len() + 2);
     }
 
     #[test]
