@@ -112,15 +112,20 @@ static __device__ __forceinline__ void await(uint bar, uint parity) {
 
 // Asks for bytes of the cache, from an address that is a multiple of 16. What is no multiple of 16 is copied here.
 static __device__ __forceinline__ void ask_for(uint8_t * to, const uint8_t * from, uint bytes, uint bar) {
-#if defined(KV_CUDA_EMULATED)
-    memcpy(to, from, bytes);
-    cuda_emulated::arrive(bar);
-#elif __CUDA_ARCH__ >= 900
+#if KV_HAS_BULK_COPIES
     const uint most = bytes & ~15u;
 #pragma unroll 1
-    for (uint i = most; i < bytes; i += 2) {
+    for (uint i = most; i + 1 < bytes; i += 2) {
         *(unsigned short *) (to + i) = __ldcg((const unsigned short *) (from + i));
     }
+    if (bytes % 2 != 0) {
+        to[bytes - 1] = __ldcg(from + bytes - 1);
+    }
+#endif
+#if defined(KV_CUDA_EMULATED)
+    memcpy(to, from, most);
+    cuda_emulated::arrive(bar);
+#elif __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(most) : "memory");
     if (most > 0) {
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

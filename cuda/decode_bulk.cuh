@@ -39,10 +39,10 @@ constexpr uint SHARED_BASE = 1024;
 
 // How a block's shared memory is used. Offsets are in bytes.
 //
-//     barriers, lists, mask, queries of delta | slots || table of V, with gaps of 128 bytes || weights | slots
+//     barriers, lists, mask, queries of delta | slots || table of V, with gaps of 128 bytes || weights | tables of polar | slots
 //
 // The table lies at a multiple of 64 KiB (wide_lane_table); what fits into its gaps is there. Without a table all is in a row. A
-// slot holds a tile of K or of V.
+// slot holds a tile of K or of V; APART, those before the table hold V and those behind it K.
 template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint WARPS = bulk_warps<K, D, QB>(), ROWS = 4*QB, UNIT = is_delta(K) ? 2 : 1, MOST_DEPTH = 4;
     static constexpr uint K_ROW = level_row_bytes(K, D), V_ROW = level_row_bytes(V, D), WIDER_ROW = K_ROW > V_ROW ? K_ROW : V_ROW;
@@ -71,6 +71,8 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint POLAR   = WITH_TABLE ? WEIGHTS + WEIGHT_BYTES : SCALES + WARPS*SCALE_PIECES*PIECE; // what polar looks up
     static constexpr uint BACK    = POLAR + (polar_of<K, V>() != 0 ? POLAR_BYTES : 0);
 
+    static_assert(!WITH_TABLE || (WARPS*SCALE_PIECES <= 256 && WARPS*ROWS*VALUES*4 <= 1 << 16), "scales lie in the gaps, and sums in the place of the table");
+
     uint queries, query_step; // of delta, and floats from 32 of them to the next
     uint slot_bytes, value_bytes, front, back, front_slots; // value_bytes: of a tile of V, APART
 
@@ -97,7 +99,7 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
 
     static kv_cuda_teams teams(uint heads, size_t shared_bytes) {
         const bulk_layout at(heads, 0);
-        const uint end = (uint) shared_bytes - (D == 64 || polar_of<K, V>() != 0 ? 16 : 0); // rows that begin in the middle of a word are read beyond their end
+        const uint end = (uint) shared_bytes - (D == 64 ? 16 : 0); // rows that begin in the middle of a word are read beyond their end
         if (WITH_TABLE && at.front > TABLE) {
             return {};
         }

@@ -13,6 +13,12 @@ __device__ __forceinline__ uint finite(uint halves) {
     return *(const uint *) &x;
 }
 
+// Halves, with zeros for what is not finite.
+__device__ __forceinline__ uint finite_or_zero(uint halves) {
+    const __half2 infinite = __half2half2(__ushort_as_half(0x7c00));
+    return halves & __hgt2_mask(infinite, __habs2(*(const __half2 *) &halves));
+}
+
 // A lane has values 4t to 4t + 3 of each 16 of cells g and g + 8.
 template <uint D, uint QB> struct decode_half_keys {
     static constexpr bool JOINED = false, ROW_FOR_LANE = false;

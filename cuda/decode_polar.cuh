@@ -4,7 +4,8 @@
 // six bits: two of each of three levels, cosines turned to sines where the pairs' places ask for it. Another lookup for each pair has its
 // direction. Both tables lie in shared memory, with a copy for each lane, so that no two lanes meet in a bank.
 //
-// The radius of a block is a scale of its sums where it is K, and of the weights where it is V. Rows may begin at any byte.
+// The radius of a block is a scale of its sums where it is K, and of the weights where it is V. Rows of heads of 64
+// begin at any byte, others at even ones.
 #pragma once
 
 #include "decode_halves.cuh"
@@ -52,6 +53,7 @@ template <uint KIND, uint D, uint STRIDE> struct polar_row {
     static constexpr uint BITS = KIND == KV_KIND_POLAR4 ? 4 : 3, BLOCKS = D/16, COUNT = BLOCKS/STRIDE;
     static constexpr uint UPPER_AT = 2*BLOCKS, FIRST_AT = UPPER_AT + (14*BLOCKS + 7)/8, WORDS = (14*BLOCKS + 31)/32;
     static_assert(STRIDE <= 2, "codes of a block are found in two words");
+    static_assert(UPPER_AT + STRIDE - 1 + 4*(WORDS + 1) <= level_row_bytes(KIND, D), "more codes follow in the row");
 
     uint upper[WORDS + 1], shift; // of words around them: more codes follow in the row
     uint codes[COUNT], radii[COUNT];
@@ -223,7 +225,7 @@ template <uint KIND, uint D> struct decode_polar_values {
 #pragma unroll
                 for (uint n = 0; n < 2; ++n) {
                     const row_of & row = rows[2*half_of + n];
-                    const uint radius = finite(prmt(row.radii[i], 0, 0x1010));
+                    const uint radius = finite_or_zero(prmt(row.radii[i], 0, 0x1010));
                     row.pairs_of(i, times(row.weights_of(i, g % 4, table), radius), table, a[2*n], a[2*n + 1]);
                 }
 #pragma unroll

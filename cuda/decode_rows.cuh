@@ -30,7 +30,7 @@ template <uint K, uint V, uint D> struct decode_memory {
     static constexpr uint TABLE = decode_values_of<V, D>::TABLE_BYTES, SUMS = WARPS*ROWS*decode_values_of<V, D>::WIDTH*4;
 
     uint   table[(TABLE > SUMS ? TABLE : SUMS)/4]; // what V looks up; behind the loop, sums of the warps
-    float  q[ROWS][D];                             // queries in the domain of keys
+    float  q[is_delta(K) ? ROWS : 1][D];           // queries in the domain of keys, for I-frames
     signed char planes[2][ROWS][query_width(K, D)];
     float  query_scale[ROWS], slopes[ROWS];
     __half weights[WARPS][ROWS][STEP + 8];
@@ -131,8 +131,8 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         query_part<D> query;
         constexpr query_domain DOMAIN = query_domain_of(K);
         query.load(p, r < used ? from : nullptr, DOMAIN == query_domain::as_it_is, lane);
-        const uint first = store_query(query, DOMAIN, lane, m.planes[0][r], m.planes[1][r], &m.query_scale[r]);
-        if (DELTA) {
+        const uint first = store_query<D, is_projected(DOMAIN)>(query, DOMAIN, lane, m.planes[0][r], m.planes[1][r], &m.query_scale[r]);
+        if constexpr (DELTA) {
             query.store_floats(first, m.q[r], 32);
         }
     }

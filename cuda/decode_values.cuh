@@ -233,7 +233,7 @@ template <uint KIND, uint D> struct decode_values {
     // The two scales of chunk c of a row as halves, from its scales as they are stored; of turbo that of levels or of signs.
     static __device__ __forceinline__ uint two_scales(const uint (&words)[(SCALES + 3)/4], uint c) {
         if constexpr (SIGNS) {
-            return finite(prmt(words[0], 0, c ? 0x3232 : 0x1010));
+            return finite_or_zero(prmt(words[0], 0, c ? 0x3232 : 0x1010));
         } else if constexpr (BITS == 8) {
             return finite(words[c]);
         } else {

@@ -11,6 +11,7 @@
 #define KV_ROOTS_BY_SINE
 
 #include "attention.cuh"
+#include "queries.cuh"
 
 #include <cstdlib>
 
@@ -211,8 +212,7 @@ static kv_cuda_attention attention_of(const kv_cuda_attention & op, uint i) {
 
 // Are queries of both in the same domain?
 static bool shares_queries(uint a, uint b) {
-    const auto rotated = [](uint kind) { return kind >= KV_KIND_SRFT8 && kind != KV_KIND_QJL1 && !KV_KIND_IS_TURBO(kind) && !KV_KIND_IS_BAND(kind); };
-    return (rotated(a) && rotated(b)) || (a < KV_KIND_SRFT8 && b < KV_KIND_SRFT8);
+    return query_domain_of(a) == query_domain_of(b) && KV_KIND_IS_BAND(a) == KV_KIND_IS_BAND(b);
 }
 
 // Queries as halves, from `at` on.

@@ -47,7 +47,7 @@ template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_war
     if (threadIdx.x/32 >= p.row_warps) {
         if constexpr (SIZE != 0) {
             const uint warps = blockDim.x/32 - p.row_warps, warp = (blockIdx.y*gridDim.x + blockIdx.x)*warps + threadIdx.x/32 - p.row_warps;
-            write_queries<SIZE>(p.attention, p.queries, warp, gridDim.x*gridDim.y*warps, warps, threadIdx.x % 32);
+            write_queries<SIZE, OF == write_of::rows>(p.attention, p.queries, warp, gridDim.x*gridDim.y*warps, warps, threadIdx.x % 32);
         }
         return;
     }
@@ -185,7 +185,8 @@ static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params
     write_params p = {};
     const uint size = attention ? attention->k_size : writes.count > 0 ? writes.op[0].size : 0;
     const bool own_kernel = has_kernel_of_size(writes.count > 0 ? writes.op[0].kind : KV_KIND_SRFT8, size);
-    write_of of = own_kernel ? write_of::srft : write_of::rows;
+    // Keys that are projected are rows; beside them are no groups.
+    write_of of = own_kernel && !(attention && is_projected(query_domain_of(attention->k_kind))) ? write_of::srft : write_of::rows;
     for (int i = 0; i < writes.count; ++i) {
         const write_of needed = needed_by(writes.op[i].kind);
         of = needed > of ? needed : of;

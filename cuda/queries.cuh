@@ -29,6 +29,10 @@ static __host__ __device__ __forceinline__ constexpr query_domain query_domain_o
            KV_KIND_IS_TURBO(k_kind) ? query_domain::both : query_domain::rotated;
 }
 
+static __host__ __device__ __forceinline__ constexpr bool is_projected(query_domain domain) {
+    return domain == query_domain::projected || domain == query_domain::both;
+}
+
 // Values of a query of keys of this kind.
 static __host__ __device__ __forceinline__ constexpr uint query_width(uint k_kind, uint size) {
     return query_domain_of(k_kind) == query_domain::both ? 2*size : size;
@@ -56,14 +60,16 @@ template <uint D> struct query_part {
         }
     }
 
-    // In this domain, of two the first: values `first` and behind it, P of them, and those D/2 behind these.
-    __device__ __forceinline__ uint enter_domain(query_domain domain, uint lane) {
+    // In this domain, of two the first: values `first` and behind it, P of them, and those D/2 behind these. PROJECTED: it may be that.
+    template <bool PROJECTED> __device__ __forceinline__ uint enter_domain(query_domain domain, uint lane) {
         if (domain == query_domain::as_it_is) {
             return P*lane;
         }
-        if (domain == query_domain::projected) {
-            *this = projected(*this, lane);
-            return P*kv_rotation_reversed(D, lane);
+        if constexpr (PROJECTED) {
+            if (domain == query_domain::projected) {
+                *this = projected(*this, lane);
+                return P*kv_rotation_reversed(D, lane);
+            }
         }
         return transform(KV_SIGNS_ROTATION, 1.0f, lane);
     }
@@ -175,16 +181,16 @@ template <uint D> struct query_part {
 
 // A query of a warp in the domain of keys of this kind, as planes of KV_WIDTH values each, and what they are multiplied by. Returns where the lane's
 // values begin.
-template <uint D> __device__ __forceinline__ uint store_query(query_part<D> & query, query_domain domain, uint lane, signed char * first_plane, signed char * second_plane, float * scale) {
-    const uint first = query.enter_domain(domain, lane);
-    float largest = query.largest();
-    if (domain == query_domain::both) {
-        query_part<D> second = query;
-        second.enter_second_domain(lane);
-        largest = simd_max(fmaxf(largest, second.largest()));
-        second.store_planes(first, largest, first_plane + D, second_plane + D);
-    } else {
-        largest = simd_max(largest);
+template <uint D, bool PROJECTED> __device__ __forceinline__ uint store_query(query_part<D> & query, query_domain domain, uint lane, signed char * first_plane, signed char * second_plane, float * scale) {
+    const uint first = query.template enter_domain<PROJECTED>(domain, lane);
+    float largest = simd_max(query.largest());
+    if constexpr (PROJECTED) {
+        if (domain == query_domain::both) {
+            query_part<D> second = query;
+            second.enter_second_domain(lane);
+            largest = fmaxf(largest, simd_max(second.largest()));
+            second.store_planes(first, largest, first_plane + D, second_plane + D);
+        }
     }
     query.store_planes(first, largest, first_plane, second_plane);
     if (lane == 0) {
@@ -223,17 +229,22 @@ static __device__ __forceinline__ void prefetch_precise_rows(const attn_params &
     for (uint i = 0; i < (p.columns ? 2*p.args.kv_streams : 0); ++i) {
         const attn_part & part = p.part[i % 2];
         const uint8_t * k = part.k + i/2*part.k_nb[2], * v = part.v + i/2*part.v_nb[2];
-        const uint bytes = part.count*::min((uint) part.k_nb[0], (uint) part.v_nb[0]);
-        for (uint at = LINE*thread; at < ::min(bytes, MOST_BYTES); at += LINE*threads) {
-            asm volatile("prefetch.global.L2 [%0];" :: "l"(k + at));
-            asm volatile("prefetch.global.L2 [%0];" :: "l"(v + at));
+        const uint k_bytes = ::min(part.count*(uint) part.k_nb[0], MOST_BYTES), v_bytes = ::min(part.count*(uint) part.v_nb[0], MOST_BYTES);
+        for (uint at = LINE*thread; at < ::max(k_bytes, v_bytes); at += LINE*threads) {
+            if (at < k_bytes) {
+                asm volatile("prefetch.global.L2 [%0];" :: "l"(k + at));
+            }
+            if (at < v_bytes) {
+                asm volatile("prefetch.global.L2 [%0];" :: "l"(v + at));
+            }
         }
     }
 #endif
 }
 
 // A warp makes every n-th row. The launch that reads them may begin when the scales of all rows say that these are not there yet.
-template <uint D> __device__ __forceinline__ void write_queries(const attn_params & p, const bulk_queries & of, uint warp, uint warps, uint block_warps, uint lane) {
+// PROJECTED: keys may be of such a domain.
+template <uint D, bool PROJECTED> __device__ __forceinline__ void write_queries(const attn_params & p, const bulk_queries & of, uint warp, uint warps, uint block_warps, uint lane) {
     const kv_attn_args & args = p.args;
     query_part<D> query;
     const query_domain own = query_domain_of(p.k_kind), precise = query_domain_of(precise_kind(p.k_kind));
@@ -266,7 +277,7 @@ template <uint D> __device__ __forceinline__ void write_queries(const attn_param
         const uint block_row = of.block_rows.rest(i);
         signed char * to = p.query_planes + (size_t) (i - block_row)*2*most + block_row*width;
         float scale = 0.0f;
-        store_query(query, domain_of(i), lane, to, to + of.block_rows.by*width, &scale);
+        store_query<D, PROJECTED>(query, domain_of(i), lane, to, to + of.block_rows.by*width, &scale);
         if (p.announced) {
             __syncwarp();
             if (lane == 0) {

@@ -248,7 +248,7 @@ impl<'a> Attention<'a> {
 
     /// The keys of precise rows, where queries for them have a form of their own.
     fn recent_keys(&self) -> Option<&KvSide> {
-        self.recent.as_ref().map(|r| &r.parts()[0].k).filter(|k| !same_form(k, &self.k))
+        self.recent.as_ref().map(|r| &r.parts()[0].k).filter(|k| !same_form(k, &self.k, self.kernels))
     }
 
     /// `rows`: query rows of a tile.

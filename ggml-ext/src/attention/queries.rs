@@ -27,10 +27,16 @@ pub(super) struct QueryRows<'a> {
     table_len: usize,
 }
 
+/// Are queries rounded by pairs for it?
+fn by_pairs(k: &KvSide, kernels: &Kernels) -> bool {
+    kernels.pairs && k.has_coarse_levels()
+}
+
 /// Is a query for one the same as for the other?
-pub(super) fn same_form(a: &KvSide, b: &KvSide) -> bool {
+pub(super) fn same_form(a: &KvSide, b: &KvSide, kernels: &Kernels) -> bool {
     let by_levels = |k: &KvSide| k.has_levels() && matches!(k.scorer, Scorer::Levels);
-    by_levels(a) && by_levels(b) && a.width == b.width && a.scale_group() == b.scale_group() && a.domain.is(b.domain)
+    let alike = a.width == b.width && a.scale_group() == b.scale_group() && a.domain.is(b.domain);
+    by_levels(a) && by_levels(b) && alike && by_pairs(a, kernels) == by_pairs(b, kernels)
 }
 
 fn table_len(k: &KvSide) -> usize {
@@ -68,7 +74,7 @@ impl<'a> QueryRows<'a> {
                 count: rows,
                 width: k.width,
                 scale_group: k.scale_group(),
-                pairs: kernels.pairs && k.has_coarse_levels(),
+                pairs: by_pairs(k, kernels),
             },
             tables: cut.take(rows * table_len(k)),
             table_len: table_len(k),

@@ -209,7 +209,7 @@ pub unsafe fn quantize_query<S: Simd>(q: &[f32], factor: f32, out: Queries, row:
                 top = x.abs().max(top);
             }
         }
-        let largest = top.largest();
+        let largest = top.largest().min(f32::MAX);
         if largest == 0.0 || !finite {
             bytes.fill(0);
             (*scale, *sum) = (if finite { 0.0 } else { f32::NAN }, 0);
