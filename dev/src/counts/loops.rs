@@ -304,7 +304,7 @@ mod tests {
     fn lines_become_counts_per_unit() {
         let counts = Counts::parse("avx2", "encode srft4", "1000 9000\n").unwrap();
         assert_eq!(counts.0["avx2 encode srft4 d128, per row"], 1000.0);
-        let counts = Counts::parse("avx2", "prefill", "0 9216\n").unwrap();
+        let counts = Counts::parse("avx2", "prefill srft4", "0 9216\n").unwrap();
         assert_eq!(counts.0.values().next(), Some(&1.0));
         assert!(Counts::parse("avx2", "encode srft4", "nothing\n").is_err());
     }

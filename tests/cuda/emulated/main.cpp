@@ -148,6 +148,18 @@ void decoding_of_all() {
             decoding(c);
         }
     }
+    // Rows of 27 bytes, three heads of them: a tile may end anywhere.
+    AttentionCase odd = make_case("polar3", "polar3", 64, 1, CELLS);
+    odd.shape.n_head_kv = 3;
+    odd.shape.n_head    = 6;
+    decoding(odd);
+    for (const auto & [k, v] : { std::pair<const char *, const char *>{ "polar4", "polar4" }, { "turbo4", "turbo4" }, { "qjl1", "srft4" }, { "delta8", "srft8" } }) {
+        AttentionCase c = make_case(k, v, 128, 1, CELLS);
+        c.mask   = Mask::window;
+        c.poison = true;
+        c.loud   = 1e3f;
+        decoding(c);
+    }
 }
 
 // More rows than a block has, fewer, cells that fill no tile, several shares of them, tiles that nobody sees.
