@@ -32,15 +32,10 @@ pub(super) trait ScoreProducts {
     unsafe fn add_quads(sums: __m512i, levels: Self::Levels, query: Self::Quad) -> __m512i;
 }
 
-/// How weighted sums are multiplied.
-pub(super) trait WeightProducts {
-    /// Four levels in each lane, as they are multiplied.
-    type Levels: Copy;
+/// How weighted sums are multiplied: levels as those of scores.
+pub(super) trait WeightProducts: ScoreProducts {
     /// Sums under way.
     type Sums: Copy;
-
-    /// The 64 levels at `p`.
-    unsafe fn levels(p: *const i8) -> Self::Levels;
 
     /// 16-bit weights, four of a quad of cells side by side, as two words of each quad: the first words of all quads, and
     /// the second. Of the two registers the first has quads 0 and 1 of each 128-bit part, the second 2 and 3.
@@ -104,13 +99,7 @@ impl ScoreProducts for Madd {
     reason = "for all: called only in functions that enable AVX-512 BW, with pointers to what is read"
 )]
 impl WeightProducts for Madd {
-    type Levels = [__m512i; 2];
     type Sums = __m512i;
-
-    #[inline(always)]
-    unsafe fn levels(p: *const i8) -> [__m512i; 2] {
-        unsafe { <Self as ScoreProducts>::levels(p) }
-    }
 
     #[inline(always)]
     unsafe fn weight_words(weights: [__m512i; 2]) -> [__m512i; 2] {
@@ -143,14 +132,17 @@ impl WeightProducts for Madd {
     }
 }
 
-/// AVX-512 BW, for queries whose neighbours fit.
-pub(super) struct Pairs;
+/// How scores are multiplied where levels and queries stay the bytes that they are.
+pub(super) trait ByteProducts {
+    /// sums + the products of four levels and four query bytes in each lane.
+    unsafe fn add_bytes(sums: __m512i, levels: __m512i, query: __m512i) -> __m512i;
+}
 
 #[expect(
     clippy::undocumented_unsafe_blocks,
-    reason = "for all: called only in functions that enable AVX-512 BW, with pointers to what is read"
+    reason = "for all: called only in functions that enable AVX-512 BW and what P needs, with pointers to what is read"
 )]
-impl ScoreProducts for Pairs {
+impl<P: ByteProducts> ScoreProducts for P {
     type Levels = __m512i;
     type Quad = __m512i;
 
@@ -171,6 +163,17 @@ impl ScoreProducts for Pairs {
 
     #[inline(always)]
     unsafe fn add_quads(sums: __m512i, levels: __m512i, query: __m512i) -> __m512i {
+        unsafe { P::add_bytes(sums, levels, query) }
+    }
+}
+
+/// AVX-512 BW, for queries whose neighbours fit.
+pub(super) struct Pairs;
+
+#[expect(clippy::undocumented_unsafe_blocks, reason = "called only in functions that enable AVX-512 BW")]
+impl ByteProducts for Pairs {
+    #[inline(always)]
+    unsafe fn add_bytes(sums: __m512i, levels: __m512i, query: __m512i) -> __m512i {
         unsafe {
             let pairs = _mm512_maddubs_epi16(levels, query);
             _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
@@ -181,31 +184,10 @@ impl ScoreProducts for Pairs {
 /// AVX-512 VNNI. A quad is its four bytes, and 16-bit weights are a high and a low byte each, both signed.
 pub(super) struct Vnni;
 
-#[expect(
-    clippy::undocumented_unsafe_blocks,
-    reason = "for all: called only in functions that enable AVX-512 VNNI, with pointers to what is read"
-)]
-impl ScoreProducts for Vnni {
-    type Levels = __m512i;
-    type Quad = __m512i;
-
+#[expect(clippy::undocumented_unsafe_blocks, reason = "called only in functions that enable AVX-512 VNNI")]
+impl ByteProducts for Vnni {
     #[inline(always)]
-    unsafe fn levels(p: *const i8) -> __m512i {
-        unsafe { Pairs::levels(p) }
-    }
-
-    #[inline(always)]
-    unsafe fn query_words(bytes: *const i8, width: usize, room: *mut i32) -> *const i32 {
-        unsafe { Pairs::query_words(bytes, width, room) }
-    }
-
-    #[inline(always)]
-    unsafe fn quad(words: *const i32, width: usize, j: usize) -> __m512i {
-        unsafe { Pairs::quad(words, width, j) }
-    }
-
-    #[inline(always)]
-    unsafe fn add_quads(sums: __m512i, levels: __m512i, query: __m512i) -> __m512i {
+    unsafe fn add_bytes(sums: __m512i, levels: __m512i, query: __m512i) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sums, levels, query) }
     }
 }
@@ -215,13 +197,7 @@ impl ScoreProducts for Vnni {
     reason = "for all: called only in functions that enable AVX-512 VNNI, with pointers to what is read"
 )]
 impl WeightProducts for Vnni {
-    type Levels = __m512i;
     type Sums = [__m512i; 2];
-
-    #[inline(always)]
-    unsafe fn levels(p: *const i8) -> __m512i {
-        unsafe { Pairs::levels(p) }
-    }
 
     /// x = 256 * high + low with low in -128..128.
     #[inline(always)]
