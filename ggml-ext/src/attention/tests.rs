@@ -422,8 +422,8 @@ impl Trial {
     fn check(&self, threads: &[usize]) {
         let case = self.case;
         let float = |name: &str| matches!(name, "f32" | "f16" | "bf16");
-        let family = table::families().iter().find(|f| f.name == case.k).and_then(|f| f.at(case.k_size));
-        let coarse = family.is_some_and(|t| t.format().levels().packing.is_coarse());
+        let k = table::by_name(&format!("{}_{}", case.k, case.k_size));
+        let coarse = matches!(k, Some(table::Entry::Concrete(t)) if t.format().levels().packing.is_coarse());
         let bound = |kernels: &Kernels| match (float(case.k), float(case.v)) {
             (true, true) => 1e-5,
             (true, false) => 2e-4,
