@@ -71,8 +71,9 @@ template <uint D, uint QB> struct decode_signs {
         }
     };
 
-    // Products of all signs with the queries, in units of their planes: s is of cells g and g + 8.
-    __device__ __forceinline__ void products(const queries & q, int (&s)[QB][4]) const {
+    // Products of all signs with the queries, times what those of cell g and of cell g + 8 are multiplied by.
+    __device__ __forceinline__ void products(const queries & q, uint t, float scale, float scale_behind, float (&s)[QB][4]) const {
+        int sums[QB][4];
 #pragma unroll
         for (uint step = 0; step < STEPS; ++step) {
             uint a[4];
@@ -85,9 +86,14 @@ template <uint D, uint QB> struct decode_signs {
             }
 #pragma unroll
             for (uint qb = 0; qb < QB; ++qb) {
-                step == 0 ? first_mma_s8(s[qb], a, q.b[step][qb][0], q.b[step][qb][1]) : mma_s8(s[qb], a, q.b[step][qb][0], q.b[step][qb][1]);
+                step == 0 ? first_mma_s8(sums[qb], a, q.b[step][qb][0], q.b[step][qb][1]) : mma_s8(sums[qb], a, q.b[step][qb][0], q.b[step][qb][1]);
             }
         }
+#pragma unroll
+        for (uint i = 0; i < 4*QB; ++i) {
+            s[i/4][i % 4] = (i % 4 < 2 ? scale : scale_behind)*(float) sums[i/4][i % 4];
+        }
+        by_planes<QB>(t, s);
     }
 };
 
@@ -135,14 +141,7 @@ template <uint D, uint QB> struct decode_qjl_keys {
     }
 
     template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
-        int sums[QB][4];
-        signs.products(q, sums);
-        const float s0 = scale_of(0, 0, 0), s1 = scale_of(1, 0, 0);
-#pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            s[i/4][i % 4] = (i % 4 < 2 ? s0 : s1)*(float) sums[i/4][i % 4];
-        }
-        by_planes<QB>(t, s);
+        signs.products(q, t, scale_of(0, 0, 0), scale_of(1, 0, 0), s);
     }
 };
 
@@ -206,15 +205,8 @@ template <uint KIND, uint D, uint QB> struct decode_turbo_keys {
 
     template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
         levels.products(q.levels, t, scale_of, s);
-        int sums[QB][4];
-        signs.products(q.signs, sums);
         float second[QB][4];
-        const float s0 = scale_of(0, 0, 1), s1 = scale_of(1, 0, 1);
-#pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            second[i/4][i % 4] = (i % 4 < 2 ? s0 : s1)*(float) sums[i/4][i % 4];
-        }
-        by_planes<QB>(t, second);
+        signs.products(q.signs, t, scale_of(0, 0, 1), scale_of(1, 0, 1), second);
 #pragma unroll
         for (uint i = 0; i < 4*QB; ++i) {
             s[i/4][i % 4] += second[i/4][i % 4];
