@@ -39,9 +39,10 @@ constexpr uint SHARED_BASE = 1024;
 
 // How a block's shared memory is used. Offsets are in bytes.
 //
-//     barriers, lists, mask, queries of delta | slots || table of V, with gaps of 128 bytes || weights | tables of polar | slots
+//     barriers, lists, mask, queries of delta | slots || table of V, with gaps of 128 bytes || tables of polar | weights | slots
 //
-// The table lies at a multiple of 64 KiB (wide_lane_table); what fits into its gaps is there. Without a table all is in a row. A
+// The table lies at a multiple of 64 KiB (wide_lane_table); what fits into its gaps is there. Without a table all is in a row, but for polar's, which lie at a
+// multiple of 8 KiB. A
 // slot holds a tile of K or of V; APART, those before the table hold V and those behind it K.
 template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint WARPS = bulk_warps<K, D, QB>(), ROWS = 4*QB, UNIT = is_delta(K) ? 2 : 1, MOST_DEPTH = 4;
@@ -66,11 +67,13 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint FRONT   = MASK + TILE_MASK*2; // what follows the table, where there is one
     static constexpr uint TABLE   = (1 << 16) - SHARED_BASE, GAPS = TABLE + 128;
     static constexpr uint WARP_WEIGHTS = ROWS*TILE_WEIGHTS*2;
-    static constexpr uint WEIGHTS = WITH_TABLE ? TABLE + (1 << 16) : FRONT, WEIGHT_BYTES = WARPS*WARP_WEIGHTS;
+    static constexpr bool WITH_POLAR = polar_of<K, V>() != 0; // what polar looks up, at an address that is a multiple of its weights' bytes
+    static constexpr uint POLAR   = WITH_TABLE ? TABLE + (1 << 16) : (SHARED_BASE + FRONT + POLAR_WEIGHTS*128 - 1)/(POLAR_WEIGHTS*128)*(POLAR_WEIGHTS*128) - SHARED_BASE;
+    static constexpr uint WEIGHTS = WITH_POLAR ? POLAR + POLAR_BYTES : WITH_TABLE ? TABLE + (1 << 16) : FRONT, WEIGHT_BYTES = WARPS*WARP_WEIGHTS;
     static constexpr uint SCALES  = WITH_TABLE ? GAPS : WEIGHTS + WEIGHT_BYTES;
-    static constexpr uint POLAR   = WITH_TABLE ? WEIGHTS + WEIGHT_BYTES : SCALES + WARPS*SCALE_PIECES*PIECE; // what polar looks up
-    static constexpr uint BACK    = POLAR + (polar_of<K, V>() != 0 ? POLAR_BYTES : 0);
+    static constexpr uint BACK    = WITH_TABLE ? WEIGHTS + WEIGHT_BYTES : SCALES + WARPS*SCALE_PIECES*PIECE;
 
+    static_assert((SHARED_BASE + POLAR) % (POLAR_WEIGHTS*128) == 0 || !WITH_POLAR, "places in its tables are addresses");
     static_assert(!WITH_TABLE || (WARPS*SCALE_PIECES <= 256 && WARPS*ROWS*VALUES*4 <= 1 << 16), "scales lie in the gaps, and sums in the place of the table");
 
     uint queries, query_step; // of delta, and floats from 32 of them to the next
@@ -188,18 +191,12 @@ template <uint K, uint D> __device__ __forceinline__ void make_level_scales(uint
 
 // They are made once, by the lane of a cell.
 template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_t * at, const uint8_t * row) {
-    if constexpr (KV_KIND_IS_POLAR(K)) {
-#pragma unroll
-        for (uint i = 0; i < D/16; i += 4) {
-            const auto radius = [&](uint block) { return norm_of(two_bytes<tile_bytes, D>(row + 2*block)); };
-            *(::float4 *) (at + 4*i) = make_float4(radius(i), radius(i + 1), radius(i + 2), radius(i + 3));
-        }
-    } else if constexpr (KV_KIND_IS_TURBO(K)) {
+    if constexpr (KV_KIND_IS_TURBO(K)) {
         const uint norms = *(const uint *) row;
         *(::float2 *) at = make_float2(decode_turbo_keys<K, D, 1>::scale_of(norms, 0), decode_turbo_keys<K, D, 1>::scale_of(norms, 1));
     } else if constexpr (K == KV_KIND_QJL1) {
         *(float *) at = norm_of(*(const unsigned short *) row);
-    } else {
+    } else if constexpr (!KV_KIND_IS_POLAR(K)) {
         make_level_scales<K, D>(at, row);
     }
 }
@@ -314,7 +311,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     const uint8_t * keys   = p.k + block.kv_stream*args.k_nb[2] + (size_t) begin*k_cell;
     const uint8_t * values = p.v + block.kv_stream*args.v_nb[2] + (size_t) begin*v_cell;
 
-    if (layout::WITH_TABLE && shared_address(raw) != SHARED_BASE) {
+    if ((layout::WITH_TABLE || layout::WITH_POLAR) && shared_address(raw) != SHARED_BASE) {
         __trap();
     }
     const uint bars = shared_address(raw + layout::BARS), done = shared_address(raw + layout::DONE); // of a tile: keys, values
@@ -391,8 +388,8 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     if constexpr (values_of::TABLE_BYTES != 0) {
         fill_table((uint *) (raw + layout::TABLE), 64, threadIdx.x, threads);
     }
-    if constexpr (polar_of<K, V>() != 0) {
-        fill_polar_table((uint *) (raw + layout::POLAR), polar_row<polar_of<K, V>(), D, 1>::BITS, threadIdx.x, threads);
+    if constexpr (layout::WITH_POLAR) {
+        fill_polar_table((uint *) (raw + layout::POLAR), polar_part<polar_of<K, V>(), D, 4>::BITS, threadIdx.x, threads);
     }
 
     // What a row sees of each tile. The lanes of a warp have the cells of one.
@@ -498,8 +495,9 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     }
     typename keys_of::queries b;
     keys_of::fill(b, loaded, g);
+    const polar_table polar = { layout::WITH_POLAR ? kept(shared_address(raw + layout::POLAR) + 4*lane, lane) : 0, 0 };
     if constexpr (KV_KIND_IS_POLAR(K)) {
-        b.table = { kept(shared_address(raw + layout::POLAR + 4*lane), lane) };
+        b.table = polar;
     }
     sums_of sums;
     sums.begin(p, scale_of_row, key_unit<K, D>());
@@ -513,7 +511,13 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     }
 
     const bool one_mask = mask_rows == 1;
-    const auto table = values_of::table_of([&]() { return wide_lane_table { shared_address(raw + (KV_KIND_IS_POLAR(V) ? layout::POLAR : layout::TABLE) + 4*lane) }; });
+    const auto table = values_of::table_of([&]() {
+        if constexpr (KV_KIND_IS_POLAR(V)) {
+            return polar;
+        } else {
+            return wide_lane_table { shared_address(raw + layout::TABLE + 4*lane) };
+        }
+    });
     __half * const weights = (__half *) (raw + layout::WEIGHTS + warp*layout::WARP_WEIGHTS);
     uint8_t * const row_scales = raw + layout::SCALES + warp*layout::SCALE_PIECES*layout::PIECE;
     const uint8_t * const value_scales = kept(row_scales + g/4*SCALE_WORDS*layout::PIECE + t*(8*SCALE_WORDS), lane);

@@ -117,7 +117,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         fill_table(m.table, 32, threadIdx.x, THREADS);
     }
     if constexpr (polar_of<K, V>() != 0) {
-        fill_polar_table(m.polar, polar_row<polar_of<K, V>(), D, 1>::BITS, threadIdx.x, THREADS);
+        fill_polar_table(m.polar, polar_part<polar_of<K, V>(), D, 4>::BITS, threadIdx.x, THREADS);
     }
     for (uint i = threadIdx.x; i < sizeof(m.weights)/4; i += THREADS) {
         ((uint *) m.weights)[i] = 0;
@@ -151,9 +151,9 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
     typename keys_of::loaded_queries loaded;
     loaded.load(m.planes, g, t);
     keys_of::fill(b, loaded, g);
-    const auto table_at = [&](const uint * table) { return lane_table { (uint) __cvta_generic_to_shared(&table[lane]) }; };
+    const polar_table polar = { 4*lane, (uint) __cvta_generic_to_shared(m.polar) };
     if constexpr (KV_KIND_IS_POLAR(K)) {
-        b.table = { table_at(m.polar).at };
+        b.table = polar;
     }
     decode_sums<K, V, D, QB, 1> sums;
     float scale_of_row[2*QB];
@@ -166,7 +166,13 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         mask_at[i/2][i % 2] = mask_offset(p, row/heads_per_kv, kv_head*heads_per_kv + row % heads_per_kv, stream);
     }
     const bool one_mask = args.tokens == 1 && args.mask_rows[0] == 1;
-    const auto table = values_of::table_of([&]() { return table_at(KV_KIND_IS_POLAR(V) ? m.polar : m.table); });
+    const auto table = values_of::table_of([&]() {
+        if constexpr (KV_KIND_IS_POLAR(V)) {
+            return polar;
+        } else {
+            return lane_table { (uint) __cvta_generic_to_shared(&m.table[lane]) };
+        }
+    });
 
     decode_group<K, D, QB> group;
     // 32 blocks of this warp at a time: which of them somebody sees.

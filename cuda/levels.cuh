@@ -100,6 +100,17 @@ static __device__ __forceinline__ uint choose(uint mask, uint a, uint b) {
 #endif
 }
 
+// The same with the complement of a.
+static __device__ __forceinline__ uint choose_not(uint mask, uint a, uint b) {
+#ifdef __CUDA_ARCH__
+    uint res;
+    asm("lop3.b32 %0, %1, %2, %3, 0x4e;" : "=r"(res) : "r"(a), "r"(b), "r"(mask));
+    return res;
+#else
+    return (~a & mask) | (b & ~mask);
+#endif
+}
+
 // Selectors of values 4t to 4t + 3 of 32 that share a scale (the lower nibbles of the bytes) and of those 16 behind (the
 // upper), from the word of a chunk that holds them and the 32 upper bits.
 template <uint BITS> static __device__ __forceinline__ uint selectors_of(uint word, uint group, uint upper, uint t) {
