@@ -34,6 +34,7 @@ struct expand_params {
     __half *        to;
     uint            to_cells;   // of a head
     uint            tile_cells; // 0: no tiles
+    uint            to_width;   // of a row there: zeros behind its values, where it is wider
     // precise rows
     uint            to_kind;
     const uint8_t * columns;
@@ -42,8 +43,8 @@ struct expand_params {
 };
 
 // The place of value `i`, from which those of a unit of 16 bytes lie side by side.
-__device__ __forceinline__ __half * place_of(const expand_params & p, uint cell, uint head, uint stream, uint width, uint i) {
-    const uint rows = p.tile_cells;
+__device__ __forceinline__ __half * place_of(const expand_params & p, uint cell, uint head, uint stream, uint i) {
+    const uint rows = p.tile_cells, width = p.to_width;
     if (rows == 0) {
         return p.to + (((size_t) stream*p.heads + head)*p.to_cells + cell)*width + i;
     }
@@ -75,9 +76,8 @@ template <uint N> __device__ __forceinline__ void store_halves(__half * to, cons
 
 // Rows of the last tile behind the last cell are zeros: they are multiplied, with weights of zero.
 __global__ void __launch_bounds__(THREADS) kv_expand_tail(const expand_params p) {
-    const uint width = kv_width(p.kind, p.size);
-    for (uint i = threadIdx.x; i < width; i += THREADS) {
-        *place_of(p, p.cells + blockIdx.x, blockIdx.y, blockIdx.z, width, i) = __ushort_as_half(0);
+    for (uint i = threadIdx.x; i < p.to_width; i += THREADS) {
+        *place_of(p, p.cells + blockIdx.x, blockIdx.y, blockIdx.z, i) = __ushort_as_half(0);
     }
 }
 
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(THREADS) kv_expand_rows(const expand_params p)
         float x[4], scale;
         four_of(rows + cell*p.nb[0], p.kind, p.size, i, levels, x, scale);
         const float y[4] = { x[0]*scale, x[1]*scale, x[2]*scale, x[3]*scale };
-        store_halves(place_of(p, cell, head, stream, width, i), y);
+        store_halves(place_of(p, cell, head, stream, i), y);
     }
 }
 
@@ -111,7 +111,7 @@ template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_ex
     for (uint cell = warp; cell < count; cell += WARPS) {
         float x[N];
         row_values<SIZE, BITS>(rows + cell*p.nb[0], levels, lane, x);
-        store_halves(place_of(p, first + cell, head, stream, SIZE, N*lane), x);
+        store_halves(place_of(p, first + cell, head, stream, N*lane), x);
     }
 }
 
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(THREADS) kv_expand_4_bit(const expand_params p
                     x[2*n + m] = *(const uint *) &y;
                 }
             }
-            *(uint4 *) place_of(p, cell, head, stream, size, 64*c + 32*i + j) = make_uint4(x[0], x[1], x[2], x[3]);
+            *(uint4 *) place_of(p, cell, head, stream, 64*c + 32*i + j) = make_uint4(x[0], x[1], x[2], x[3]);
         }
     }
 }
@@ -207,7 +207,7 @@ template <uint SIZE, uint BITS> __global__ void __launch_bounds__(THREADS) kv_ex
                     y[j] = there ? m[j] + u[j] : 0.0f;
                 }
                 if (row < count) {
-                    store_halves(place_of(p, first + row, head, stream, size, i), y);
+                    store_halves(place_of(p, first + row, head, stream, i), y);
                 }
             }
         }
@@ -231,7 +231,7 @@ __device__ __forceinline__ void rotate_back(const float * y, uint size, uint lan
 __global__ void __launch_bounds__(THREADS) kv_expand_columns(const expand_params p) {
     extern __shared__ float memory[];
     const uint warp = threadIdx.x/32, lane = threadIdx.x % 32, column = blockIdx.x*WARPS + warp, head = blockIdx.y, stream = blockIdx.z;
-    const uint size = p.size, width = kv_width(p.to_kind, size);
+    const uint size = p.size;
     const uint cell = column < p.cells ? cell_of(p.columns, p.columns_nb, p.first_column + column, stream, p.to_cells) : ~0u;
     if (cell == ~0u) {
         return;
@@ -252,13 +252,13 @@ __global__ void __launch_bounds__(THREADS) kv_expand_columns(const expand_params
         kv_project(y, size, 1.0f/kv_score_factors[kv_size_index(size)], lane); // queries have the factor
         __syncwarp();
     }
-    for (uint i = lane; i < width; i += 32) {
-        *place_of(p, cell, head, stream, width, i) = i < size ? half_of_value(y[i]) : __ushort_as_half(0);
+    for (uint i = lane; i < p.to_width; i += 32) {
+        *place_of(p, cell, head, stream, i) = i < size ? half_of_value(y[i]) : __ushort_as_half(0);
     }
 }
 
-// A warp for a query row. To floats, or with the scale of scores to tiles of halves.
-template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_queries(const attn_params p, float * to, __half * tiles) {
+// A warp for a query row. To floats, or with the scale of scores to tiles of halves; zeros behind them, where rows are wider there.
+template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_queries(const attn_params p, float * to, __half * tiles, uint to_width) {
     extern __shared__ float memory[];
     const uint size = SIZE ? SIZE : p.k_size, width = kv_width(p.k_kind, size), lane = threadIdx.x % 32;
     const uint row = blockIdx.x*WARPS + threadIdx.x/32; // by stream, head, token
@@ -274,20 +274,20 @@ template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_querie
     kv_enter_domain(q, p.k_kind, size, lane);
     __syncwarp();
     if (!tiles) {
-        for (uint i = lane; i < width; i += 32) {
-            to[(size_t) row*width + i] = q[i];
+        for (uint i = lane; i < to_width; i += 32) {
+            to[(size_t) row*to_width + i] = i < width ? q[i] : 0.0f;
         }
         return;
     }
     const uint group = p.args.heads/p.args.kv_heads, in_group = token*group + head % group, row_tiles = divided(group*p.args.tokens, PROMPT_ROWS);
-    __half * tile = tiles + (((size_t) stream*p.args.kv_heads + head/group)*row_tiles + in_group/PROMPT_ROWS)*PROMPT_ROWS*width;
-    for (uint i = lane; i < width; i += 32) {
-        tile[place_in_tile(PROMPT_ROWS, in_group % PROMPT_ROWS, i)] = half_of_value(q[i]*p.args.scale);
+    __half * tile = tiles + (((size_t) stream*p.args.kv_heads + head/group)*row_tiles + in_group/PROMPT_ROWS)*PROMPT_ROWS*to_width;
+    for (uint i = lane; i < to_width; i += 32) {
+        tile[place_in_tile(PROMPT_ROWS, in_group % PROMPT_ROWS, i)] = half_of_value(i < width ? q[i]*p.args.scale : 0.0f);
     }
 }
 
 // The sum of a result's shares, by their largest scores and sums of weights, of which all lanes have values lane + 32i.
-__device__ __forceinline__ void join_shares(const attn_params & p, uint row, uint head, uint width, uint lane, float * o) {
+__device__ __forceinline__ void join_shares(const attn_params & p, uint row, uint head, uint width, uint from_width, uint lane, float * o) {
     const uint shares = p.args.chunks;
     const float2 * metas = p.metas + (size_t) row*shares;
     float largest = p.sinks ? p.sinks[head] : HIDDEN;
@@ -300,7 +300,7 @@ __device__ __forceinline__ void join_shares(const attn_params & p, uint row, uin
     }
     for (uint n = 0; n < shares; ++n) {
         const float weight = rescale(metas[n].x, largest);
-        const float * from = p.sums + ((size_t) row*shares + n)*width;
+        const float * from = p.sums + ((size_t) row*shares + n)*from_width;
         sum = fmaf(weight, metas[n].y, sum);
         for (uint i = lane; i < width; i += 32) {
             o[i] = fmaf(weight, from[i], o[i]);
@@ -312,8 +312,8 @@ __device__ __forceinline__ void join_shares(const attn_params & p, uint row, uin
     }
 }
 
-// A warp for a result: of ggml's attention, or of shares.
-template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_results(const attn_params p) {
+// A warp for a result: of ggml's attention, or of shares. `from_width` values of each are there.
+template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_results(const attn_params p, uint from_width) {
     extern __shared__ float memory[];
     const uint size = SIZE ? SIZE : p.v_size, width = kv_width(p.v_kind, size), lane = threadIdx.x % 32;
     const uint row = blockIdx.x*WARPS + threadIdx.x/32; // by stream, token, head
@@ -324,10 +324,10 @@ template <uint SIZE> __global__ void __launch_bounds__(THREADS) kv_expand_result
     float * result = (float *) (p.dst + head*p.args.dst_nb[0] + token*p.args.dst_nb[1] + stream*p.args.dst_nb[2]);
     float * o = memory + threadIdx.x/32*width;
     if (p.metas) {
-        join_shares(p, row, head, width, lane, o);
+        join_shares(p, row, head, width, from_width, lane, o);
     } else {
         for (uint i = lane; i < width; i += 32) {
-            o[i] = p.sums[(size_t) row*width + i];
+            o[i] = p.sums[(size_t) row*from_width + i];
         }
     }
     for (uint i = lane; i < width; i += 32) {
@@ -355,7 +355,7 @@ void set_strides(uint64_t (&to)[3], const uint64_t (&from)[3]) {
     ((size) == 64 ? kernel<64, bits> : (size) == 128 ? kernel<128, bits> : (size) == 256 ? kernel<256, bits> : other)
 
 // K or V of the op; in tiles of so many cells if that is not 0.
-cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, uint tile_cells, cudaStream_t stream) {
+cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, uint to_width, uint tile_cells, cudaStream_t stream) {
     const kv_attn_args & args = op.args;
     expand_params p = {};
     p.rows      = (const uint8_t *) (values ? op.v : op.k);
@@ -367,8 +367,15 @@ cudaError_t expand(const kv_cuda_attention & op, bool values, __half * to, uint 
     p.to        = to;
     p.to_cells  = args.cells;
     p.tile_cells = tile_cells;
+    p.to_width   = to_width;
     set_strides(p.nb, values ? args.v_nb : args.k_nb);
-    if (tile_cells != 0 && args.cells % tile_cells != 0) {
+    if (to_width != KV_WIDTH(p.kind, p.size)) {
+        const size_t cells = tile_cells != 0 ? (size_t) divided(args.cells, tile_cells)*tile_cells : args.cells;
+        const cudaError_t err = cudaMemsetAsync(to, 0, sizeof(__half)*cells*to_width*args.kv_heads*args.kv_streams, stream);
+        if (err != cudaSuccess) {
+            return err;
+        }
+    } else if (tile_cells != 0 && args.cells % tile_cells != 0) {
         kv_expand_tail<<<dim3(tile_cells - args.cells % tile_cells, args.kv_heads, args.kv_streams), THREADS, 0, stream>>>(p);
     }
     // Kernels for common sizes read words: of four bytes but at size 64, and rows begin at even addresses.
@@ -413,6 +420,10 @@ kv_cuda_expanded kv_cuda_expanded_of(const kv_cuda_attention & op) {
     kv_cuda_expanded res;
     res.k_width = KV_WIDTH(op.k_kind, op.k_size);
     res.v_width = KV_WIDTH(op.v_kind, op.v_size);
+    if (op.k_size == op.v_size) {
+        // Beside rows of turbo others get as wide: kernels for halves have K and V of one width.
+        res.k_width = res.v_width = res.k_width > res.v_width ? res.k_width : res.v_width;
+    }
     res.queries = rows*res.k_width;
     res.keys    = cells*res.k_width;
     res.values  = cells*res.v_width;
@@ -423,7 +434,7 @@ kv_cuda_expanded kv_cuda_expanded_of(const kv_cuda_attention & op) {
 namespace kv {
 namespace {
 
-cudaError_t expand_queries(const kv_cuda_attention & op, float * floats, __half * tiles, cudaStream_t stream) {
+cudaError_t expand_queries(const kv_cuda_attention & op, float * floats, __half * tiles, uint to_width, cudaStream_t stream) {
     attn_params p = {};
     p.args   = op.args;
     p.k_kind = op.k_kind;
@@ -432,12 +443,12 @@ cudaError_t expand_queries(const kv_cuda_attention & op, float * floats, __half 
     p.q      = (const uint8_t *) op.q;
     const uint rows = op.args.streams*op.args.heads*op.args.tokens;
     const auto kernel = KV_BY_SIZE(op.k_size, kv_expand_queries);
-    kernel<<<divided(rows, WARPS), THREADS, sizeof(float)*WARPS*KV_WIDTH(op.k_kind, op.k_size), stream>>>(p, floats, tiles);
+    kernel<<<divided(rows, WARPS), THREADS, sizeof(float)*WARPS*KV_WIDTH(op.k_kind, op.k_size), stream>>>(p, floats, tiles, to_width);
     return cudaGetLastError();
 }
 
 // metas: null for one share, that is normalized already.
-cudaError_t store_results(const kv_cuda_attention & op, const float * sums, float2 * metas, uint shares, cudaStream_t stream) {
+cudaError_t store_results(const kv_cuda_attention & op, const float * sums, uint width, float2 * metas, uint shares, cudaStream_t stream) {
     attn_params p = {};
     p.args   = op.args;
     p.v_kind = op.v_kind;
@@ -449,7 +460,7 @@ cudaError_t store_results(const kv_cuda_attention & op, const float * sums, floa
     p.args.chunks = shares;
     const uint rows = op.args.streams*op.args.heads*op.args.tokens;
     const auto kernel = KV_BY_SIZE(op.v_size, kv_expand_results);
-    kernel<<<divided(rows, WARPS), THREADS, sizeof(float)*WARPS*KV_WIDTH(op.v_kind, op.v_size), stream>>>(p);
+    kernel<<<divided(rows, WARPS), THREADS, sizeof(float)*WARPS*KV_WIDTH(op.v_kind, op.v_size), stream>>>(p, width);
     return cudaGetLastError();
 }
 
@@ -457,13 +468,14 @@ cudaError_t store_results(const kv_cuda_attention & op, const float * sums, floa
 }  // namespace kv
 
 cudaError_t kv_cuda_expand(const kv_cuda_attention & op, float * queries, void * keys, void * values, cudaStream_t stream) {
-    cudaError_t err = kv::expand_queries(op, queries, nullptr, stream);
-    err = err == cudaSuccess ? kv::expand(op, false, (__half *) keys, 0, stream) : err;
-    return err == cudaSuccess ? kv::expand(op, true, (__half *) values, 0, stream) : err;
+    const kv_cuda_expanded sizes = kv_cuda_expanded_of(op);
+    cudaError_t err = kv::expand_queries(op, queries, nullptr, sizes.k_width, stream);
+    err = err == cudaSuccess ? kv::expand(op, false, (__half *) keys, sizes.k_width, 0, stream) : err;
+    return err == cudaSuccess ? kv::expand(op, true, (__half *) values, sizes.v_width, 0, stream) : err;
 }
 
 cudaError_t kv_cuda_leave_domain(const kv_cuda_attention & op, const float * results, cudaStream_t stream) {
-    return kv::store_results(op, results, nullptr, 1, stream);
+    return kv::store_results(op, results, kv_cuda_expanded_of(op).v_width, nullptr, 1, stream);
 }
 
 #ifdef KV_CUDA_HOPPER
@@ -530,11 +542,11 @@ cudaError_t kv_cuda_attend_prompt(const kv_cuda_attention & op, const kv_cuda_pr
     p.tile_cells  = plan.tile_cells;
     p.share_tiles = plan.share_tiles;
     cudaError_t err = op.mask ? kv::launch_prompt_classes(p, stream) : cudaSuccess;
-    err = err == cudaSuccess ? kv::expand_queries(op, nullptr, (__half *) p.queries, stream) : err;
-    err = err == cudaSuccess ? kv::expand(op, false, (__half *) p.keys, plan.tile_cells, stream) : err;
-    err = err == cudaSuccess ? kv::expand(op, true, (__half *) p.values, plan.tile_cells, stream) : err;
+    err = err == cudaSuccess ? kv::expand_queries(op, nullptr, (__half *) p.queries, plan.width, stream) : err;
+    err = err == cudaSuccess ? kv::expand(op, false, (__half *) p.keys, plan.width, plan.tile_cells, stream) : err;
+    err = err == cudaSuccess ? kv::expand(op, true, (__half *) p.values, plan.width, plan.tile_cells, stream) : err;
     err = err == cudaSuccess ? kv::launch_prompt(p, plan.width, stream) : err;
-    return err == cudaSuccess ? kv::store_results(op, p.attn.sums, p.attn.metas, plan.shares, stream) : err;
+    return err == cudaSuccess ? kv::store_results(op, p.attn.sums, plan.width, p.attn.metas, plan.shares, stream) : err;
 }
 
 #else

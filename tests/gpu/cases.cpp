@@ -174,7 +174,9 @@ void long_ones() {
     int turn = 0;
     for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "srft8", "srft8" }, { "srft3", "srft2" }, { "delta8", "srft4" },
                                  { "srft8", "srft4" }, { "srft8", "srft3" }, { "srft4", "srft3" }, { "srft3", "srft3" }, { "srft2", "srft2" }, { "delta4", "srft3" }, { "delta3", "srft4" },
-                                 { "band4", "srft4" }, { "band4", "srft3" }, { "band3", "srft4" }, { "band3", "srft3" }, { "band2", "srft3" }, { "band2", "srft2" }, { "polar4", "turbo4" }, { "f16", "srft4" }, { "srft4", "q8_0" }, { "bf16", "srft4" }, { "q4_0", "srft8" } }) {
+                                 { "band4", "srft4" }, { "band4", "srft3" }, { "band3", "srft4" }, { "band3", "srft3" }, { "band2", "srft3" }, { "band2", "srft2" }, { "polar4", "turbo4" }, { "f16", "srft4" }, { "srft4", "q8_0" }, { "bf16", "srft4" }, { "q4_0", "srft8" },
+                                 { "delta8", "srft8" }, { "polar4", "polar4" }, { "polar4", "srft4" }, { "polar3", "polar3" }, { "polar3", "srft3" }, { "turbo4", "turbo4" }, { "turbo4", "srft4" },
+                                 { "turbo3", "turbo3" }, { "turbo3", "srft3" }, { "qjl1", "srft4" }, { "qjl1", "srft3" } }) {
         for (int d : { 64, 128, 256 }) {
             for (auto [n_head, n_head_kv] : { std::pair<int, int>{ 8, 2 }, { 9, 3 }, { 16, 2 }, { 7, 1 }, { 2, 2 } }) {
                 AttentionCase c = make_case(k, v, d, 1, 2000 + 13*n_head);
@@ -205,7 +207,7 @@ void long_ones() {
 // Scales of all sizes, and groups without one.
 void quiet_and_loud() {
     for (float loud : { 0.003f, 0.01f, 60.0f }) {
-        for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "srft3", "srft3" }, { "srft2", "srft2" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "band3", "srft3" } }) {
+        for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "srft3", "srft3" }, { "srft2", "srft2" }, { "delta4", "srft4" }, { "delta3", "srft3" }, { "band3", "srft3" }, { "polar4", "polar4" } }) {
             for (int d : { 64, 80, 128 }) {
                 for (int n_q : { 1, 17 }) {
                     if (quick && (d + n_q) % 3 != 0) {

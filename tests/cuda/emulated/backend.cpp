@@ -25,6 +25,7 @@ cudaError_t attend(const ggml_cgraph * graph, int & node) {
     const auto scratch_of = [](size_t bytes) { return std::vector<uint64_t>(bytes/8 + 1, ~0ull); }; // NaN as floats and as halves
     kv_cuda_prompt prompt;
     if (prompts && kv_cuda_plan_prompt(attention, HOPPER, prompt)) {
+        ++decoded.prompts;
         return kv_cuda_attend_prompt(attention, prompt, scratch_of(prompt.scratch_bytes).data(), nullptr);
     }
     kv_cuda_plan plan;

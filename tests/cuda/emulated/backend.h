@@ -10,9 +10,10 @@ ggml_backend_t emulated_backend();
 int64_t emulated_fused();
 // From now on as on this GPU: 750 attends by kv_tile.cu, 800 decodes by rows, 900 by bulk copies.
 void emulate_gpu(int cc);
-// How many attentions so far were decoded: by kernels that read the cache as it is (kv_decode.cu), and those among them that copy in bulk.
+// How many attentions so far were decoded: by kernels that read the cache as it is (kv_decode.cu), and those among them that copy in bulk. And prompts by the
+// kernel for Hopper.
 struct Decoded {
-    int64_t all, bulk;
+    int64_t all, bulk, prompts;
 };
 Decoded emulated_decoded();
 // As on Hopper where there are many rows: the cache is expanded, and attended to by its kernel where that serves the op.

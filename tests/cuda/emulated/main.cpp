@@ -159,6 +159,16 @@ void decoding_of_all() {
         c.poison = true;
         c.loud   = 1e3f;
         decoding(c);
+        c.loud = 0.003f;
+        decoding(c);
+    }
+}
+
+// By the kernel for Hopper, and by no other.
+void prompt(const AttentionCase & c) {
+    const int64_t before = emulated_decoded().prompts;
+    if (attention(c, "prompt: ")) {
+        check(emulated_decoded().prompts == before + 3, "a prompt, in each order");
     }
 }
 
@@ -166,17 +176,22 @@ void decoding_of_all() {
 void prompts() {
     emulate_prompts(true);
     for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "delta3", "srft3" }, { "band4", "srft8" }, { "polar4", "srft2" }, { "f16", "srft4" } }) {
-        attention(make_case(k, v, 64, 40, 300));
+        prompt(make_case(k, v, 64, 40, 300));
     }
+    // One side is twice as wide, or both are.
+    prompt(make_case("turbo4", "srft4", 64, 20, 150));
+    prompt(with_recent(make_case("delta4", "turbo3", 64, 20, 150), 1));
+    prompt(with_recent(make_case("turbo3", "turbo3", 64, 20, 150), 0));
     AttentionCase c = make_case("srft4", "srft4", 64, 90, 1300);
     c.mask = Mask::window;
-    attention(c);
-    attention(with_recent(make_case("srft4", "srft4", 128, 20, 300), 1));
+    prompt(c);
+    prompt(with_recent(make_case("srft4", "srft4", 128, 20, 300), 1));
     c.shape.n_q = 5;
     c.mask = Mask::none;
-    attention(c);
+    prompt(c);
     if (!quick) {
-        attention(with_recent(make_case("delta8", "srft4", 256, 20, 200), 0));
+        prompt(with_recent(make_case("turbo4", "srft4", 128, 20, 200), 1));
+        prompt(with_recent(make_case("delta8", "srft4", 256, 20, 200), 0));
         for (const AttentionCase & c : meanings_of(make_case("srft4", "srft4", 64, 5, 1100))) {
             attention(c);
         }
