@@ -8,7 +8,7 @@ use std::hint::black_box;
 
 use ggml_ext::codec::levels::LevelLayout;
 use ggml_ext::codec::{RowFormat, Scorer};
-use ggml_ext::isa::{self, padded, Kernels, LevelBlock, Matrix, Queries, Role, CELLS};
+use ggml_ext::isa::{self, padded, Kernels, LevelBlock, Matrix, Queries, Role, StoredRows, CELLS};
 use ggml_ext::random::Noise;
 use ggml_ext::table::{self, Concrete, Entry};
 
@@ -64,7 +64,15 @@ impl Block {
             let tables = vec![0.5f32; HEADS * f.table_len()];
             kv_mark();
             // SAFETY: rows, tables and scores of the shapes that the kernel wants, on a CPU of the table.
-            unsafe { (self.kernels.polar_scores)(f, rows, stride, CELLS, tables.as_ptr(), HEADS, out.as_mut_ptr()) };
+            unsafe {
+                (self.kernels.polar_scores)(
+                    f,
+                    StoredRows::new(rows, stride, CELLS),
+                    tables.as_ptr(),
+                    HEADS,
+                    out.as_mut_ptr(),
+                )
+            };
             kv_mark();
             black_box(&out);
             return;
@@ -86,7 +94,7 @@ impl Block {
         kv_mark();
         // SAFETY: buffers of the shapes that the kernels want, on a CPU of the table.
         unsafe {
-            (self.kernels.unpack)(&kind, rows, stride, CELLS, Role::Dot, block);
+            (self.kernels.unpack)(&kind, StoredRows::new(rows, stride, CELLS), Role::Dot, block);
             (self.kernels.dot_levels)(block, CELLS, queries, out.as_mut_ptr());
             if let Some(f) = self.kind.format().grouped() {
                 let chain = (self.kernels.frame_and_chain)(f, rows, stride, CELLS, &mut frame);
@@ -107,7 +115,12 @@ impl Block {
         kv_mark();
         // SAFETY: buffers of the shapes that the kernels want, on a CPU of the table.
         unsafe {
-            (self.kernels.unpack)(&kind, self.rows.as_ptr(), self.kind.row_bytes(), CELLS, Role::Weigh, block);
+            (self.kernels.unpack)(
+                &kind,
+                StoredRows::new(self.rows.as_ptr(), self.kind.row_bytes(), CELLS),
+                Role::Weigh,
+                block,
+            );
             (self.kernels.weigh_levels)(block, CELLS, weights.as_ptr(), HEADS, acc.as_mut_ptr());
         }
         kv_mark();

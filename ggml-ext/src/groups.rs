@@ -24,7 +24,7 @@
 use crate::codec::clean;
 use crate::codec::delta::{Delta, RowKind, GROUP_CELLS};
 use crate::codec::RowFormat;
-use crate::isa::{padded, Kernels, LevelBlock, Role, CELLS};
+use crate::isa::{padded, Kernels, LevelBlock, Role, StoredRows, CELLS};
 use crate::lanes::{Lanes, LANES};
 use crate::room::Room;
 use crate::rotation::MAX_HEAD;
@@ -285,7 +285,7 @@ impl Walker {
         // SAFETY: rows of the group, at most a block of them, which the kernels find unpacked.
         unsafe {
             let data = place.group.add(first * place.stride);
-            (self.kernels.unpack)(&layout, data, place.stride, cells, Role::Expand, block);
+            (self.kernels.unpack)(&layout, StoredRows::new(data, place.stride, cells), Role::Expand, block);
             (self.kernels.follow)(block, cells, kind(self.format, place, first), &self.m, &mut self.u);
         }
     }

@@ -309,9 +309,11 @@ impl<'a> Attention<'a> {
                     .collect();
                 // All KV heads of the panel take a block before the next one is touched: heads lie side by side in a
                 // cell, so each line of the cache is read from memory once.
-                for block in split.blocks(&piece) {
+                let mut blocks = split.blocks(&piece).peekable();
+                while let Some(block) = blocks.next() {
+                    let next = blocks.peek().copied().filter(|&next| next < self.cell_blocks()).unwrap_or(block);
                     for tile in &mut tiles {
-                        tile.attend(block, &mut scratch);
+                        tile.attend(block, next, &mut scratch);
                     }
                 }
                 for (i, t) in tiles.iter_mut().enumerate() {

@@ -116,8 +116,7 @@ impl<'a> QueryRows<'a> {
         unsafe {
             match k.scorer {
                 Scorer::Tables(f) => {
-                    let (data, stride) = k.data(cells);
-                    (kernels.polar_scores)(f, data, stride, cells.n, self.tables, rows, out);
+                    (kernels.polar_scores)(f, k.rows(cells), self.tables, rows, out);
                 }
                 Scorer::Levels if k.has_levels() => {
                     let block = k.block(room.levels, room.scales);

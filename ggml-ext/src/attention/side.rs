@@ -6,7 +6,7 @@ use crate::codec::plain::{Blocks, Plain, BLOCK};
 use crate::codec::{RowFormat, Scorer};
 use crate::domain::Domain;
 use crate::groups::GroupLayout;
-use crate::isa::{padded, Kernels, LevelBlock, Role};
+use crate::isa::{padded, Kernels, LevelBlock, Role, StoredRows};
 use crate::room::Room;
 use crate::rotation::MAX_HEAD;
 use crate::table::Concrete;
@@ -30,6 +30,8 @@ pub struct Cells {
     pub first: usize,
     /// How many.
     pub n: usize,
+    /// The first cell of those that are read next, of the same head and stream.
+    pub next: usize,
     /// The KV head.
     pub head: usize,
     /// The stream.
@@ -175,13 +177,16 @@ impl KvSide {
         }
     }
 
-    /// Where the first of these cells is, and the bytes from one to the next.
+    /// The rows of these cells.
     ///
     /// # Safety
     /// The cells are within the tensor.
-    pub unsafe fn data(&self, cells: Cells) -> (*const u8, usize) {
+    pub unsafe fn rows(&self, cells: Cells) -> StoredRows {
+        let stride = self.tensor.nb[1];
         // SAFETY: the caller's promise.
-        (unsafe { self.tensor.row(cells.first, cells.head, cells.stream) }, self.tensor.nb[1])
+        let data = unsafe { self.tensor.row(cells.first, cells.head, cells.stream) };
+        let ahead = (cells.next as isize - cells.first as isize) * stride as isize;
+        StoredRows { data, stride, n: cells.n, ahead }
     }
 
     /// A block over these buffers, shaped for this side's levels.
@@ -196,10 +201,7 @@ impl KvSide {
     pub unsafe fn levels(&self, kernels: &Kernels, cells: Cells, role: Role, out: LevelBlock) {
         if let Reader::Levels(layout) = &self.reader {
             // SAFETY: the caller's promise.
-            unsafe {
-                let (data, stride) = self.data(cells);
-                (kernels.unpack)(layout, data, stride, cells.n, role, out)
-            }
+            unsafe { (kernels.unpack)(layout, self.rows(cells), role, out) }
         }
     }
 
@@ -214,7 +216,7 @@ impl KvSide {
         // SAFETY: the cache goes on behind a view that ends within a group.
         unsafe {
             let m = std::slice::from_raw_parts_mut(m, self.width);
-            Some((kernels.frame_and_chain)(format, self.data(cells).0, row_bytes, rows, m))
+            Some((kernels.frame_and_chain)(format, self.rows(cells).data, row_bytes, rows, m))
         }
     }
 
@@ -225,7 +227,7 @@ impl KvSide {
     pub unsafe fn floats(&self, kernels: &Kernels, cells: Cells, out: *mut f32) {
         // SAFETY: the caller's promise.
         unsafe {
-            let (data, stride) = self.data(cells);
+            let StoredRows { data, stride, .. } = self.rows(cells);
             match self.reader {
                 Reader::Levels(_) => unreachable!("levels are read as such"),
                 Reader::Floats(kind) => (kernels.widen)(kind, data, stride, cells.n, self.size, out, self.width),

@@ -20,9 +20,8 @@
 //! - A prompt that is a large part of the cache: the mask hides the last cells from the first rows, so blocks are no measure of
 //!   work. Threads get whole panels, the last rows of a head beside its first, in a number that comes out even.
 //!
-//! Blocks of a shared panel are taken in the order of multiples of the golden section, modulo their number: any run of them
-//! is spread over the whole cache. So what the mask hides (the end of the cache, other sequences, what has left a sliding window) is
-//! hidden from all threads alike.
+//! Blocks of a shared panel are taken in runs of neighbours, which memory is faster for. Runs are dealt out: each thread has every n-th of them. So
+//! what the mask hides (the end of the cache, other sequences, what has left a sliding window) is hidden from all threads alike, but for a run.
 
 use crate::isa::CELLS;
 use std::ops::Range;
@@ -36,6 +35,9 @@ const ROTATE: usize = 3;
 const LONG: usize = 8;
 /// Rows of a head that are not cut further: unpacking would take too large a part.
 const FEWEST_ROWS: usize = 24;
+/// A thread has about so many runs of a panel's blocks or more, of so many blocks at most.
+const RUNS: usize = 16;
+const LONGEST_RUN: usize = 16;
 /// The mask's triangle is seen where queries are more than one in so many cells.
 const TRIANGLE: usize = 8;
 
@@ -67,8 +69,16 @@ pub(super) struct Split {
     parts: usize,
     /// Threads that have something to do.
     threads: usize,
-    /// From one block of a shared panel to the next.
-    step: usize,
+    /// The order of a shared panel's blocks.
+    order: Order,
+}
+
+/// Runs of so many blocks; those of one thread follow each other, and blocks that are no whole run come last.
+#[derive(Clone, Copy, Debug)]
+struct Order {
+    run: usize,
+    runs: usize,
+    threads: usize,
 }
 
 /// Query rows of neighbouring KV heads.
@@ -133,7 +143,8 @@ impl Split {
     pub fn new(work: Work, threads: usize) -> Split {
         let (heads, blocks) = (work.streams * work.heads, work.cells.div_ceil(CELLS));
         let chunks = work.rows.div_ceil(work.most_rows).max(1);
-        let mut split = Split { work, chunks, together: 1, blocks, parts: 1, threads, step: 1 };
+        let mut split =
+            Split { work, chunks, together: 1, blocks, parts: 1, threads, order: Order::new(blocks, threads) };
         if blocks <= 1 || (work.masked && work.tokens * TRIANGLE > work.cells) {
             return split.with_whole_panels(threads);
         }
@@ -154,7 +165,7 @@ impl Split {
             split.chunks = even.unwrap_or(wanted);
         }
         let Some(threads) = split.threads_for_parts(threads) else { return split.with_whole_panels(threads) };
-        Split { parts: blocks, threads, step: golden_step(blocks), ..split }
+        Split { parts: blocks, threads, order: Order::new(blocks, threads.div_ceil(split.panels())), ..split }
     }
 
     fn with_whole_panels(mut self, threads: usize) -> Split {
@@ -249,9 +260,9 @@ impl Split {
 
     /// The blocks of cells of a piece.
     pub fn blocks(&self, piece: &Piece) -> impl Iterator<Item = usize> {
-        let (blocks, parts) = (self.blocks, piece.parts.clone());
-        let (range, step) = if piece.slot.is_some() { (parts, self.step) } else { (0..blocks, 1) };
-        range.map(move |i| i * step % blocks)
+        let (order, shared) = (self.order, piece.slot.is_some());
+        let range = if shared { piece.parts.clone() } else { 0..self.blocks };
+        range.map(move |i| if shared { order.block(i) } else { i })
     }
 
     /// The panels of several threads: a share ends within each.
@@ -292,17 +303,29 @@ impl Work {
     }
 }
 
-/// Has no divisor in common with `blocks`, and is near their number over the golden section.
-fn golden_step(blocks: usize) -> usize {
-    fn common(a: usize, b: usize) -> usize {
-        if b == 0 {
-            a
-        } else {
-            common(b, a % b)
-        }
+impl Order {
+    /// Of the blocks of a panel that about so many threads share.
+    fn new(blocks: usize, threads: usize) -> Order {
+        let threads = threads.max(1);
+        let run = (blocks / (RUNS * threads)).clamp(1, LONGEST_RUN);
+        Order { run, runs: blocks / run, threads }
     }
-    let golden = (blocks as f64 * 0.618_034) as usize;
-    (golden.max(1)..=blocks.max(1)).find(|&step| common(blocks, step) == 1).unwrap_or(1)
+
+    fn block(self, at: usize) -> usize {
+        let (number, of_run) = (at / self.run, at % self.run);
+        if number >= self.runs {
+            return at;
+        }
+        // The first threads have one more.
+        let (each, more) = (self.runs / self.threads, self.runs % self.threads);
+        let (thread, turn) = if number < more * (each + 1) {
+            (number / (each + 1), number % (each + 1))
+        } else {
+            let rest = number - more * (each + 1);
+            (more + rest / each, rest % each)
+        };
+        (turn * self.threads + thread) * self.run + of_run
+    }
 }
 
 #[cfg(test)]
@@ -368,19 +391,36 @@ mod tests {
         }
     }
 
+    /// Wherever the part of the cache lies that is seen, no thread has much more of it than another; and threads that have many blocks have
+    /// neighbours.
     #[test]
-    fn any_run_of_blocks_is_spread() {
-        for blocks in [2, 3, 4, 6, 30, 128, 129, 1024] {
-            let step = golden_step(blocks);
-            let mut order: Vec<usize> = (0..blocks).map(|i| i * step % blocks).collect();
-            for run in [8, 16, 32].into_iter().filter(|run| 2 * run <= blocks) {
-                for first in 0..=blocks - run {
-                    let early = order[first..first + run].iter().filter(|&&b| 2 * b < blocks).count();
-                    assert!(early.abs_diff(run / 2) <= 2, "{early} of {run} from {first} on of {blocks}");
+    fn shares_are_spread() {
+        let cases = [(128, 2), (128, 8), (129, 3), (256, 8), (512, 2), (1024, 7), (1024, 16), (1039, 16), (2048, 64)];
+        for (blocks, threads) in cases {
+            let order = Order::new(blocks, threads);
+            let all: Vec<usize> = (0..blocks).map(|at| order.block(at)).collect();
+            for part in [2, 3, 4] {
+                let seen = blocks / part;
+                for first in (0..=blocks - seen).step_by(5) {
+                    let of_thread = |thread: usize| {
+                        let share = &all[blocks * thread / threads..blocks * (thread + 1) / threads];
+                        share.iter().filter(|&&block| (first..first + seen).contains(&block)).count()
+                    };
+                    let most = (0..threads).map(of_thread).max().unwrap_or(0);
+                    let mean = seen as f64 / threads as f64;
+                    let wanted = (1.3 * mean).max(mean + 2.0);
+                    assert!(
+                        most as f64 <= wanted,
+                        "{most}, {mean} each, {blocks} blocks, {threads} threads: {order:?}"
+                    );
                 }
             }
-            order.sort();
-            assert!(order.into_iter().eq(0..blocks), "{blocks}");
+            let neighbours = all.windows(2).filter(|w| w[1] == w[0] + 1).count();
+            let long = [(128, 2), (512, 2)].contains(&(blocks, threads));
+            assert!(!long || 4 * neighbours >= 3 * blocks, "{neighbours} of {blocks}, {threads} threads");
+            let mut sorted = all;
+            sorted.sort();
+            assert!(sorted.into_iter().eq(0..blocks), "{blocks}");
         }
     }
 

@@ -61,8 +61,8 @@ pub(super) struct Scratch {
 
 /// Which cells a block of scores is of.
 enum Seen<'a> {
-    /// One after the other from this one on, but for those with a bit.
-    Run(usize, u64),
+    /// One after the other from `first` on, but for those with a bit; those of the block that comes next begin at `next`.
+    Run { first: usize, next: usize, hidden: u64 },
     /// These.
     Listed(&'a [usize; CELLS]),
 }
@@ -168,24 +168,29 @@ impl<'a> Tile<'a> {
         self.attention.rows() >= MANY_ROWS
     }
 
-    /// Attends to a block: of cells, or of precise rows behind them.
+    /// Attends to a block: of cells, or of precise rows behind them. Block `next` is one of cells, which comes behind it, or the same.
     ///
     /// # Safety
     /// The tensors hold what their shapes say; there is such a block.
-    pub unsafe fn attend(&mut self, block: usize, scratch: &mut Scratch) {
+    pub unsafe fn attend(&mut self, block: usize, next: usize, scratch: &mut Scratch) {
         let a = self.attention;
         let stream = a.kv_stream(self.rows.stream);
         // SAFETY: buffers are sized for shape.rows >= count rows and CELLS cells; indices come from the tensors' shapes.
         unsafe {
             match a.columns(block) {
                 None => {
-                    let first = block * CELLS;
+                    let (first, next) = (block * CELLS, next * CELLS);
                     let n = CELLS.min(a.k.cells() - first);
                     let hidden = scratch.hidden.get(stream * a.cell_blocks() + block).copied().unwrap_or(0);
                     if hidden.trailing_ones() as usize >= n {
                         return;
                     }
-                    self.attend_to((&a.k, &a.v), self.cells(first, n), &Seen::Run(first, hidden), scratch);
+                    self.attend_to(
+                        (&a.k, &a.v),
+                        self.cells(first, n, next),
+                        &Seen::Run { first, next, hidden },
+                        scratch,
+                    );
                 }
                 Some(columns) => {
                     let Some(recent) = &a.recent else { return };
@@ -193,10 +198,11 @@ impl<'a> Tile<'a> {
                     let first = cells[0];
                     // The tokens of a batch mostly lie one after the other.
                     let run = first != NOWHERE && (0..columns.n).all(|i| cells[i] == first + i);
-                    let seen = if run { Seen::Run(first, 0) } else { Seen::Listed(&cells) };
+                    let seen = if run { Seen::Run { first, next: first, hidden: 0 } } else { Seen::Listed(&cells) };
                     if cells[..columns.n].iter().any(|&c| c != NOWHERE) {
                         let part = columns.part;
-                        self.attend_to((&part.k, &part.v), self.cells(columns.first, columns.n), &seen, scratch);
+                        let rows = self.cells(columns.first, columns.n, columns.first);
+                        self.attend_to((&part.k, &part.v), rows, &seen, scratch);
                     }
                 }
             }
@@ -277,14 +283,14 @@ impl<'a> Tile<'a> {
         // SAFETY: cells of the mask row.
         unsafe {
             match seen {
-                Seen::Run(first, hidden) => {
-                    let row = row.map(|row| row.add(2 * first));
+                Seen::Run { first, next, hidden } => {
                     if let Some(row) = row {
                         // The mask of the next block: rows of it are far apart, and nothing else asks for them ahead.
-                        let next = row.wrapping_add(2 * CELLS);
+                        let next = row.wrapping_add(2 * next);
                         prefetch(next);
                         prefetch(next.wrapping_add(2 * CELLS - 1));
                     }
+                    let row = row.map(|row| row.add(2 * first));
                     let sight = row.map_or(Sight::Open, |row| (kernels.sight)(row, n));
                     match row.filter(|_| sight == Sight::Mixed) {
                         Some(row) => (kernels.widen)(Plain::F16, row, 2 * CELLS, 1, n, out.as_mut_ptr(), CELLS),
@@ -315,8 +321,8 @@ impl<'a> Tile<'a> {
         }
     }
 
-    fn cells(&self, first: usize, n: usize) -> Cells {
-        Cells { first, n, head: self.rows.kv_head, stream: self.attention.kv_stream(self.rows.stream) }
+    fn cells(&self, first: usize, n: usize, next: usize) -> Cells {
+        Cells { first, n, next, head: self.rows.kv_head, stream: self.attention.kv_stream(self.rows.stream) }
     }
 
     /// Scores to weights, with the maxima and sums brought up to date; false where every weight is zero.

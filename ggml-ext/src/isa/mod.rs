@@ -94,6 +94,26 @@ fn scale_groups(width: usize, scale_group: usize) -> usize {
     }
 }
 
+/// Stored rows of one head.
+#[derive(Clone, Copy)]
+pub struct StoredRows {
+    /// The first.
+    pub data: *const u8,
+    /// Bytes from one to the next.
+    pub stride: usize,
+    /// How many.
+    pub n: usize,
+    /// Bytes from these to those that are read next, which a kernel may ask for; 0: nobody knows.
+    pub ahead: isize,
+}
+
+impl StoredRows {
+    /// `n` rows, `stride` bytes apart.
+    pub fn new(data: *const u8, stride: usize, n: usize) -> StoredRows {
+        StoredRows { data, stride, n, ahead: 0 }
+    }
+}
+
 /// Buffers of one block of unpacked levels.
 #[derive(Clone, Copy)]
 pub struct LevelBlock {
@@ -177,8 +197,8 @@ pub struct Kernels {
     pub rotate: unsafe fn(&Rotation, &[f32], &mut [f32]),
     /// x = R^-1 y.
     pub rotate_back: unsafe fn(&Rotation, &[f32], &mut [f32]),
-    /// `n` rows, `stride` bytes apart.
-    pub unpack: unsafe fn(layout: &LevelLayout, data: *const u8, stride: usize, n: usize, role: Role, out: LevelBlock),
+    /// A block of rows, or less.
+    pub unpack: unsafe fn(layout: &LevelLayout, rows: StoredRows, role: Role, out: LevelBlock),
     /// `n` rows of f32, f16 or bf16 to f32 rows of `width`, zero beyond `size`.
     pub widen:
         unsafe fn(kind: Plain, data: *const u8, stride: usize, n: usize, size: usize, out: *mut f32, width: usize),
@@ -213,9 +233,8 @@ pub struct Kernels {
     pub scale: unsafe fn(x: &mut [f32], factor: f32),
     /// The tables of a rotated query: see [`Polar::tables`].
     pub polar_tables: unsafe fn(f: Polar, q: &[f32], out: &mut [f32]),
-    /// Scores of n rows by the tables of `rows` queries, which lie one after the other; rows of `out` are CELLS apart.
-    pub polar_scores:
-        unsafe fn(f: Polar, data: *const u8, stride: usize, n: usize, tables: *const f32, rows: usize, out: *mut f32),
+    /// Scores of rows by the tables of so many queries, which lie one after the other; rows of `out` are CELLS apart.
+    pub polar_scores: unsafe fn(f: Polar, rows: StoredRows, tables: *const f32, queries: usize, out: *mut f32),
 }
 
 /// A row-major f32 matrix: where it begins, and values from one row to the next.

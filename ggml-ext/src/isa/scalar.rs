@@ -1,6 +1,8 @@
 //! The definition of every kernel, in portable Rust. The compiler vectorizes much of it where it may.
 
-use super::{padded, Kernels, LevelBlock, Matrix, MatrixMut, Queries, Role, Sight, CELLS, MATRIX_ROWS, MAX_WIDTH};
+use super::{
+    padded, Kernels, LevelBlock, Matrix, MatrixMut, Queries, Role, Sight, StoredRows, CELLS, MATRIX_ROWS, MAX_WIDTH,
+};
 use crate::codec::delta::{Chain, Delta, Links, RowKind};
 use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
@@ -63,12 +65,12 @@ pub fn decode_key(f: Format, row: &[u8], x: &mut [f32]) {
 ///
 /// # Safety
 /// `data` holds n rows `stride` bytes apart, `out` has room for n cells.
-pub unsafe fn unpack(layout: &LevelLayout, data: *const u8, stride: usize, n: usize, _role: Role, out: LevelBlock) {
+pub unsafe fn unpack(layout: &LevelLayout, rows: StoredRows, _role: Role, out: LevelBlock) {
     let mut scales = [0.0f32; MAX_WIDTH / 16];
-    for c in 0..n {
+    for c in 0..rows.n {
         // SAFETY: c < n rows of the promised size, and as many rows of the buffers.
         unsafe {
-            let row = std::slice::from_raw_parts(data.add(c * stride), layout.row_bytes);
+            let row = std::slice::from_raw_parts(rows.data.add(c * rows.stride), layout.row_bytes);
             let levels = std::slice::from_raw_parts_mut(out.levels.add(c * out.width), out.width);
             unpack_row(layout, row, levels, &mut scales[..out.scale_groups()]);
             for (g, &s) in scales[..out.scale_groups()].iter().enumerate() {
@@ -458,21 +460,13 @@ pub fn mask_scores<S: Simd>(scores: &mut [f32; CELLS], mask: Option<&[f32; CELLS
 ///
 /// # Safety
 /// As the shapes say.
-pub unsafe fn polar_scores(
-    f: Polar,
-    data: *const u8,
-    stride: usize,
-    n: usize,
-    tables: *const f32,
-    rows: usize,
-    out: *mut f32,
-) {
+pub unsafe fn polar_scores(f: Polar, rows: StoredRows, tables: *const f32, queries: usize, out: *mut f32) {
     let len = f.table_len();
-    for r in 0..rows {
-        for c in 0..n {
+    for r in 0..queries {
+        for c in 0..rows.n {
             // SAFETY: row c, the tables of query r, cell c of its scores.
             unsafe {
-                let row = std::slice::from_raw_parts(data.add(c * stride), f.row_bytes());
+                let row = std::slice::from_raw_parts(rows.data.add(c * rows.stride), f.row_bytes());
                 *out.add(r * CELLS + c) = f.score(row, std::slice::from_raw_parts(tables.add(r * len), len));
             }
         }

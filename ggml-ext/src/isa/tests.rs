@@ -160,9 +160,9 @@ fn unpacks_alike(rows: LevelLayout, bytes: &[u8], row_bytes: usize) -> Result<()
     let (mut want, mut got) = (Block::new(rows), Block::new(rows));
     // SAFETY: n rows of the bytes, blocks of the padded width.
     unsafe {
-        scalar::unpack(&rows, bytes.as_ptr(), stride, n, Role::Expand, want.raw());
+        scalar::unpack(&rows, StoredRows::new(bytes.as_ptr(), stride, n), Role::Expand, want.raw());
         for k in others() {
-            (k.unpack)(&rows, bytes.as_ptr(), stride, n, Role::Expand, got.raw());
+            (k.unpack)(&rows, StoredRows::new(bytes.as_ptr(), stride, n), Role::Expand, got.raw());
             let width = padded(rows.values);
             prop_assert_eq!(&got.levels[..n * width], &want.levels[..n * width], "{} {:?}", k.name, rows);
             for (c, g) in (0..n).flat_map(|c| (0..width / rows.scale_group).map(move |g| (c, g))) {
@@ -242,7 +242,7 @@ fn dots_agree_with_scalar_to_the_bit_and_with_f64() {
                 let mut out = vec![0.0f32; rows * CELLS];
                 // SAFETY: buffers of the promised shapes, kernels of this CPU.
                 unsafe {
-                    (k.unpack)(&kind, bytes.as_ptr(), f.row_bytes(), n, Role::Dot, block.raw());
+                    (k.unpack)(&kind, StoredRows::new(bytes.as_ptr(), f.row_bytes(), n), Role::Dot, block.raw());
                     (k.dot_levels)(block.raw(), n, q.raw, out.as_mut_ptr());
                 }
                 for r in 0..rows {
@@ -279,9 +279,9 @@ fn multiplied_alike(kind: LevelLayout, bytes: &[u8], stride: usize, (n, rows): (
         let (mut scores, mut acc) = (vec![0.0f32; rows * CELLS], vec![0.0f32; rows * padded(kind.values)]);
         // SAFETY: buffers of the promised shapes, kernels of this CPU.
         unsafe {
-            (k.unpack)(&kind, bytes.as_ptr(), stride, n, Role::Dot, block.raw());
+            (k.unpack)(&kind, StoredRows::new(bytes.as_ptr(), stride, n), Role::Dot, block.raw());
             (k.dot_levels)(block.raw(), n, q.raw, scores.as_mut_ptr());
-            (k.unpack)(&kind, bytes.as_ptr(), stride, n, Role::Weigh, block.raw());
+            (k.unpack)(&kind, StoredRows::new(bytes.as_ptr(), stride, n), Role::Weigh, block.raw());
             (k.weigh_levels)(block.raw(), n, weights.as_ptr(), rows, acc.as_mut_ptr());
         }
         let seen: Vec<f32> = (0..rows).flat_map(|r| scores[r * CELLS..r * CELLS + n].to_vec()).collect();
@@ -341,7 +341,7 @@ fn largest_products_fit() {
         let mut scores = vec![0.0f32; queries.len() * CELLS];
         // SAFETY: n rows and as many cells of the block, kernels of this CPU.
         unsafe {
-            (k.unpack)(&kind, bytes.as_ptr(), bytes.len() / n, n, Role::Dot, block.raw());
+            (k.unpack)(&kind, StoredRows::new(bytes.as_ptr(), bytes.len() / n, n), Role::Dot, block.raw());
             (k.dot_levels)(block.raw(), n, q.raw, scores.as_mut_ptr());
         }
         scores.chunks_exact(CELLS).flat_map(|row| row[..n].to_vec()).collect::<Vec<f32>>()
@@ -369,7 +369,7 @@ fn weighing_agrees_with_f64() {
                 let mut acc = vec![0.5f32; rows * width];
                 // SAFETY: buffers of the promised shapes, kernels of this CPU.
                 unsafe {
-                    (k.unpack)(&kind, bytes.as_ptr(), f.row_bytes(), n, Role::Weigh, block.raw());
+                    (k.unpack)(&kind, StoredRows::new(bytes.as_ptr(), f.row_bytes(), n), Role::Weigh, block.raw());
                     (k.weigh_levels)(block.raw(), n, weights.as_ptr(), rows, acc.as_mut_ptr());
                 }
                 let mut want = vec![0.5f64; rows * width];
@@ -416,7 +416,7 @@ fn weighing_keeps_the_cells_beside_a_sink() {
         let mut acc = [0.0f32; 64];
         // SAFETY: buffers of the promised shapes, kernels of this CPU.
         unsafe {
-            (k.unpack)(&f.levels(), bytes.as_ptr(), f.row_bytes(), CELLS, Role::Weigh, block.raw());
+            (k.unpack)(&f.levels(), StoredRows::new(bytes.as_ptr(), f.row_bytes(), CELLS), Role::Weigh, block.raw());
             (k.weigh_levels)(block.raw(), CELLS, weights.as_ptr(), 1, acc.as_mut_ptr());
         }
         let error: f64 = acc.iter().zip(&want).map(|(&a, b)| (a as f64 - b).powi(2)).sum();
@@ -532,7 +532,7 @@ fn levels_expand_exactly() {
             let (mut block, mut out) = (Block::new(kind), vec![7.0f32; n * width]);
             // SAFETY: n rows, buffers of the padded width, kernels of this CPU.
             unsafe {
-                (k.unpack)(&kind, bytes.as_ptr(), stride, n, Role::Expand, block.raw());
+                (k.unpack)(&kind, StoredRows::new(bytes.as_ptr(), stride, n), Role::Expand, block.raw());
                 (k.expand)(block.raw(), n, out.as_mut_ptr());
             }
             out
@@ -718,7 +718,8 @@ fn polar_scores_agree_with_scalar_to_the_bit_and_with_f64() {
                     for (q, tables) in queries.iter().zip(tables.chunks_exact_mut(len)) {
                         (k.polar_tables)(f, q, tables);
                     }
-                    (k.polar_scores)(f, bytes.as_ptr(), f.row_bytes(), n, tables.as_ptr(), rows, out.as_mut_ptr());
+                    let stored = StoredRows::new(bytes.as_ptr(), f.row_bytes(), n);
+                    (k.polar_scores)(f, stored, tables.as_ptr(), rows, out.as_mut_ptr());
                 }
                 (0..rows).flat_map(|r| out[r * CELLS..r * CELLS + n].to_vec()).collect::<Vec<f32>>()
             };

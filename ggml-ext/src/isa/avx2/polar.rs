@@ -5,7 +5,7 @@ use crate::codec::scales::load_f16;
 use crate::codec::RowFormat;
 use crate::isa::generic::polar::{first_codes, pair_weights, upper_codes};
 use crate::isa::generic::{self, Chunks};
-use crate::isa::CELLS;
+use crate::isa::{StoredRows, CELLS};
 use std::arch::x86_64::*;
 
 /// Levels, two blocks at a time.
@@ -146,15 +146,8 @@ fn first_fields(f: Polar, words: __m256i) -> __m256i {
 
 /// See `Kernels::polar_scores`.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn scores(
-    f: Polar,
-    data: *const u8,
-    stride: usize,
-    n: usize,
-    tables: *const f32,
-    rows: usize,
-    out: *mut f32,
-) {
+pub(super) unsafe fn scores(f: Polar, stored: StoredRows, tables: *const f32, rows: usize, out: *mut f32) {
+    let StoredRows { data, stride, n, .. } = stored;
     let row_tables = f.size() / 2 * TABLE;
     for c in (0..n).step_by(8) {
         // Cells beyond n are stood in for by the last one.

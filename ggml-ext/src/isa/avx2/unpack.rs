@@ -8,21 +8,14 @@ use crate::isa::generic::{
     by_bundles, code_bytes, code_shifts, first_shift, level_table, unpack_rows, unpack_scales, Bytes, HalvedBytes,
     PackedRows, ScaleLanes, CODE_OFFSET, CODE_SHIFT,
 };
-use crate::isa::{LevelBlock, Role};
+use crate::isa::{LevelBlock, Role, StoredRows};
 use std::arch::x86_64::*;
 
 /// See [`crate::isa::Kernels::unpack`].
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn unpack(
-    layout: &LevelLayout,
-    data: *const u8,
-    stride: usize,
-    n: usize,
-    role: Role,
-    out: LevelBlock,
-) {
+pub(super) unsafe fn unpack(layout: &LevelLayout, rows: StoredRows, role: Role, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { by_bundles(layout, data, stride, n, out, |rows, out| unpack_bundles(rows, role, out)) }
+    unsafe { by_bundles(layout, rows, out, |rows, out| unpack_bundles(rows, role, out)) }
 }
 
 #[inline]

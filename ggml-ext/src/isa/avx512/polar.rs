@@ -9,9 +9,9 @@ use super::unpack::{finite_halves, sixteens};
 use crate::codec::polar::{Polar, BLOCK, COSINES, FIXED_WEIGHTS, PAIRS, TABLE, UPPER_BITS};
 use crate::codec::RowFormat;
 use crate::isa::generic::polar::pair_weights;
-use crate::isa::generic::rows::{prefetch_next, whole_bundle};
+use crate::isa::generic::rows::{prefetch_rows, whole_bundle};
 use crate::isa::generic::{self, opaque, Chunks};
-use crate::isa::{by_rows, BUNDLE, CELLS, MAX_ROW_BYTES};
+use crate::isa::{by_rows, StoredRows, BUNDLE, CELLS, MAX_ROW_BYTES};
 use crate::rotation::MAX_HEAD;
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -245,25 +245,17 @@ fn cosines(level: usize) -> (__m512, __m512) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")]
-pub(super) unsafe fn scores(
-    f: Polar,
-    data: *const u8,
-    stride: usize,
-    n: usize,
-    tables: *const f32,
-    rows: usize,
-    out: *mut f32,
-) {
+pub(super) unsafe fn scores(f: Polar, stored: StoredRows, tables: *const f32, rows: usize, out: *mut f32) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         // Queries of a decode step are few, and then their number is a constant of the loops.
         macro_rules! by_count {
             ($($count:literal)+) => {
                 match (f.bits(), rows) {
-                    $((4, $count) => scores_of::<4, $count>(f, data, stride, n, tables, rows, out),)+
-                    (4, _) => scores_of::<4, 0>(f, data, stride, n, tables, rows, out),
-                    $((_, $count) => scores_of::<3, $count>(f, data, stride, n, tables, rows, out),)+
-                    _ => scores_of::<3, 0>(f, data, stride, n, tables, rows, out),
+                    $((4, $count) => scores_of::<4, $count>(f, stored, tables, rows, out),)+
+                    (4, _) => scores_of::<4, 0>(f, stored, tables, rows, out),
+                    $((_, $count) => scores_of::<3, $count>(f, stored, tables, rows, out),)+
+                    _ => scores_of::<3, 0>(f, stored, tables, rows, out),
                 }
             };
         }
@@ -275,13 +267,12 @@ pub(super) unsafe fn scores(
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")]
 unsafe fn scores_of<const BITS: u32, const ROWS: usize>(
     f: Polar,
-    data: *const u8,
-    stride: usize,
-    n: usize,
+    stored: StoredRows,
     tables: *const f32,
     rows: usize,
     out: *mut f32,
 ) {
+    let StoredRows { data, stride, n, ahead } = stored;
     let row_tables = f.size() / 2 * TABLE;
     for c in (0..n).step_by(BUNDLE) {
         // SAFETY: a bundle of rows; sixteen scores of each query, for which rows of CELLS have room.
@@ -289,7 +280,11 @@ unsafe fn scores_of<const BITS: u32, const ROWS: usize>(
             for r in 0..rows {
                 _mm512_storeu_ps(out.add(r * CELLS + c), _mm512_setzero_ps());
             }
-            prefetch_next::<__m512i, BUNDLE>(data.add(c * stride), stride, f.row_bytes());
+            prefetch_rows::<__m512i, BUNDLE>(
+                data.wrapping_add(c * stride).wrapping_offset(ahead),
+                stride,
+                f.row_bytes(),
+            );
             let mut copy = MaybeUninit::<[u8; BUNDLE * MAX_ROW_BYTES]>::uninit();
             let (from, stride) = whole_bundle(data.add(c * stride), stride, n - c, f.row_bytes(), &mut copy);
             let mut head = Head::EMPTY;

@@ -9,23 +9,16 @@ use crate::isa::generic::{
     by_bundles, code_bytes, code_shifts, level_table, opaque, unpack_rows, unpack_scales, Bytes, HalvedBytes,
     PackedRows, ScaleLanes, CODE_OFFSET, CODE_SHIFT,
 };
-use crate::isa::{LevelBlock, Role, BUNDLE, CELLS};
+use crate::isa::{LevelBlock, Role, StoredRows, BUNDLE, CELLS};
 use std::arch::x86_64::*;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,fma,f16c")]
-pub(super) unsafe fn unpack(
-    layout: &LevelLayout,
-    data: *const u8,
-    stride: usize,
-    n: usize,
-    role: Role,
-    out: LevelBlock,
-) {
+pub(super) unsafe fn unpack(layout: &LevelLayout, rows: StoredRows, role: Role, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
-        by_bundles(layout, data, stride, n, out, |rows, out| unpack_bundles(rows, role, out));
+        by_bundles(layout, rows, out, |rows, out| unpack_bundles(rows, role, out));
         // Sums are taken over whole blocks: what is not there counts nothing.
-        for c in (n.next_multiple_of(BUNDLE)..CELLS).step_by(BUNDLE) {
+        for c in (rows.n.next_multiple_of(BUNDLE)..CELLS).step_by(BUNDLE) {
             for g in 0..out.scale_groups() {
                 _mm512_storeu_ps(out.scale_at(c, g), _mm512_setzero_ps());
             }

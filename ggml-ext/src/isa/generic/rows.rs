@@ -2,7 +2,7 @@
 
 use super::{opaque, with_chunks, Bytes, Chunks};
 use crate::codec::levels::LevelLayout;
-use crate::isa::{LevelBlock, BUNDLE, CELLS, MAX_ROW_BYTES};
+use crate::isa::{LevelBlock, StoredRows, BUNDLE, MAX_ROW_BYTES};
 use std::mem::MaybeUninit;
 
 /// Packed rows of one layout.
@@ -12,6 +12,8 @@ pub struct PackedRows<'a> {
     pub data: *const u8,
     pub stride: usize,
     pub n: usize,
+    /// Bytes to the rows that are read next.
+    pub ahead: isize,
 }
 
 impl PackedRows<'_> {
@@ -25,20 +27,19 @@ impl PackedRows<'_> {
         unsafe { self.data.add(c * self.stride) }
     }
 
-    /// [`prefetch_next`] of rows from `first` on.
+    /// Prefetches the rows that have the places of these COUNT rows in the block that is read next.
     #[inline(always)]
     pub fn prefetch_next<T: Bytes, const COUNT: usize>(self, first: usize) {
-        prefetch_next::<T, COUNT>(self.data.wrapping_add(first * self.stride), self.stride, self.layout.row_bytes);
+        let next = self.data.wrapping_add(first * self.stride).wrapping_offset(self.ahead);
+        prefetch_rows::<T, COUNT>(next, self.stride, self.layout.row_bytes);
     }
 }
 
-/// Prefetches the rows that have the places of these COUNT rows in the next block. They lie too far apart for the
-/// processor to foresee them.
+/// Prefetches COUNT rows. They lie too far apart for the processor to foresee them.
 #[inline(always)]
-pub fn prefetch_next<T: Bytes, const COUNT: usize>(data: *const u8, stride: usize, row_bytes: usize) {
-    let next = data.wrapping_add(CELLS * stride);
+pub fn prefetch_rows<T: Bytes, const COUNT: usize>(data: *const u8, stride: usize, row_bytes: usize) {
     for i in 0..COUNT {
-        let row = next.wrapping_add(i * stride);
+        let row = data.wrapping_add(i * stride);
         T::prefetch(row);
         if row_bytes > 64 {
             T::prefetch(row.wrapping_add(row_bytes - 1));
@@ -50,19 +51,18 @@ pub fn prefetch_next<T: Bytes, const COUNT: usize>(data: *const u8, stride: usiz
 /// of what is left.
 ///
 /// # Safety
-/// n rows `stride` bytes apart, a block with room for whole bundles.
+/// Rows of the layout, a block with room for whole bundles.
 #[inline(always)]
 pub unsafe fn by_bundles(
     layout: &LevelLayout,
-    data: *const u8,
-    stride: usize,
-    n: usize,
+    rows: StoredRows,
     out: LevelBlock,
     unpack: impl Fn(PackedRows, LevelBlock),
 ) {
+    let StoredRows { data, stride, n, ahead } = rows;
     let (whole, rest) = (n / BUNDLE * BUNDLE, n % BUNDLE);
     if whole > 0 {
-        unpack(PackedRows { layout, data, stride, n: whole }, out);
+        unpack(PackedRows { layout, data, stride, n: whole, ahead }, out);
     }
     if rest > 0 {
         let mut copy = MaybeUninit::uninit();
@@ -70,7 +70,7 @@ pub unsafe fn by_bundles(
         unsafe {
             let (data, stride) = whole_bundle(data.add(whole * stride), stride, rest, layout.row_bytes, &mut copy);
             let out = LevelBlock { levels: out.levels.add(whole * out.width), scales: out.scale_at(whole, 0), ..out };
-            unpack(PackedRows { layout, data, stride, n: BUNDLE }, out);
+            unpack(PackedRows { layout, data, stride, n: BUNDLE, ahead: 0 }, out);
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::codec::polar::{self, Polar, COSINES, PAIRS, TABLE};
 use crate::codec::RowFormat;
 use crate::isa::generic::polar::{first_codes, pair_weights, upper_codes};
 use crate::isa::generic::{self, Chunks, ScaleLanes};
-use crate::isa::{by_rows, BUNDLE, CELLS};
+use crate::isa::{by_rows, StoredRows, BUNDLE, CELLS};
 use std::arch::aarch64::*;
 
 /// Levels, a block at a time.
@@ -137,34 +137,19 @@ struct Pair {
 
 /// See `Kernels::polar_scores`.
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn scores(
-    f: Polar,
-    data: *const u8,
-    stride: usize,
-    n: usize,
-    tables: *const f32,
-    rows: usize,
-    out: *mut f32,
-) {
+pub(super) unsafe fn scores(f: Polar, stored: StoredRows, tables: *const f32, rows: usize, out: *mut f32) {
     // SAFETY: the caller's promise is passed on.
     unsafe {
         match f.bits() {
-            4 => scores_of::<4>(f, data, stride, n, tables, rows, out),
-            _ => scores_of::<3>(f, data, stride, n, tables, rows, out),
+            4 => scores_of::<4>(f, stored, tables, rows, out),
+            _ => scores_of::<3>(f, stored, tables, rows, out),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn scores_of<const BITS: u32>(
-    f: Polar,
-    data: *const u8,
-    stride: usize,
-    n: usize,
-    tables: *const f32,
-    rows: usize,
-    out: *mut f32,
-) {
+unsafe fn scores_of<const BITS: u32>(f: Polar, stored: StoredRows, tables: *const f32, rows: usize, out: *mut f32) {
+    let StoredRows { data, stride, n, .. } = stored;
     let row_tables = f.size() / 2 * TABLE;
     // SAFETY: NEON is always there.
     let zero = unsafe { Pair { index: [vdupq_n_u8(0); REGISTERS], weight: [vdupq_n_f32(0.0); REGISTERS] } };

@@ -9,7 +9,7 @@ use crate::isa::generic::{
     self, by_bundles, code_bytes, code_shifts, first_shift, unpack_rows, unpack_scales, with_chunks, Bytes,
     HalvedBytes, PackedRows, ScaleLanes, CODE_OFFSET, CODE_SHIFT,
 };
-use crate::isa::{LevelBlock, Role};
+use crate::isa::{LevelBlock, Role, StoredRows};
 use std::arch::aarch64::*;
 
 /// How a table wants the levels of a block.
@@ -29,16 +29,9 @@ pub(super) trait Forms {
 
 /// See [`crate::isa::Kernels::unpack`].
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn unpack<F: Forms>(
-    layout: &LevelLayout,
-    data: *const u8,
-    stride: usize,
-    n: usize,
-    role: Role,
-    out: LevelBlock,
-) {
+pub(super) unsafe fn unpack<F: Forms>(layout: &LevelLayout, rows: StoredRows, role: Role, out: LevelBlock) {
     // SAFETY: the caller's promise is passed on.
-    unsafe { by_bundles(layout, data, stride, n, out, |rows, out| unpack_bundles::<F>(rows, role, out)) }
+    unsafe { by_bundles(layout, rows, out, |rows, out| unpack_bundles::<F>(rows, role, out)) }
 }
 
 #[inline]
