@@ -75,14 +75,8 @@ pub unsafe fn mul_mat(k: &Tensor, q: &Tensor, dst: &Tensor, ith: usize, nth: usi
                     let n = CELLS.min(k.n(1) - first);
                     // SAFETY: n cells of K, buffers of CELLS cells and ROWS rows, n values of rows of dst.
                     unsafe {
-                        queries.score(
-                            &side,
-                            Cells { first, n, next: first + n, head, stream },
-                            rows,
-                            false,
-                            &room,
-                            scores.as_mut_ptr(),
-                        );
+                        let cells = Cells { first, n, next: first + n, head, stream };
+                        queries.score(&side, cells, rows, false, &room, scores.as_mut_ptr());
                         for r in 0..rows {
                             let out = dst.row(first_row + r, i2, i3).cast::<f32>().add(first);
                             std::slice::from_raw_parts_mut(out, n).copy_from_slice(&scores[r * CELLS..][..n]);

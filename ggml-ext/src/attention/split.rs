@@ -69,11 +69,9 @@ pub(super) struct Split {
     parts: usize,
     /// Threads that have something to do.
     threads: usize,
-    /// The order of a shared panel's blocks.
-    order: Order,
 }
 
-/// Runs of so many blocks; those of one thread follow each other, and blocks that are no whole run come last.
+/// The order of a shared panel's blocks: runs of so many; those of one thread follow each other, and blocks that are no whole run come last.
 #[derive(Clone, Copy, Debug)]
 struct Order {
     run: usize,
@@ -143,8 +141,7 @@ impl Split {
     pub fn new(work: Work, threads: usize) -> Split {
         let (heads, blocks) = (work.streams * work.heads, work.cells.div_ceil(CELLS));
         let chunks = work.rows.div_ceil(work.most_rows).max(1);
-        let mut split =
-            Split { work, chunks, together: 1, blocks, parts: 1, threads, order: Order::new(blocks, threads) };
+        let mut split = Split { work, chunks, together: 1, blocks, parts: 1, threads };
         if blocks <= 1 || (work.masked && work.tokens * TRIANGLE > work.cells) {
             return split.with_whole_panels(threads);
         }
@@ -165,7 +162,7 @@ impl Split {
             split.chunks = even.unwrap_or(wanted);
         }
         let Some(threads) = split.threads_for_parts(threads) else { return split.with_whole_panels(threads) };
-        Split { parts: blocks, threads, order: Order::new(blocks, threads.div_ceil(split.panels())), ..split }
+        Split { parts: blocks, threads, ..split }
     }
 
     fn with_whole_panels(mut self, threads: usize) -> Split {
@@ -260,9 +257,9 @@ impl Split {
 
     /// The blocks of cells of a piece.
     pub fn blocks(&self, piece: &Piece) -> impl Iterator<Item = usize> {
-        let (order, shared) = (self.order, piece.slot.is_some());
-        let range = if shared { piece.parts.clone() } else { 0..self.blocks };
-        range.map(move |i| if shared { order.block(i) } else { i })
+        let order = piece.slot.map(|_| Order::new(self.blocks, self.threads.div_ceil(self.panels())));
+        let range = if order.is_some() { piece.parts.clone() } else { 0..self.blocks };
+        range.map(move |i| order.map_or(i, |order| order.block(i)))
     }
 
     /// The panels of several threads: a share ends within each.
@@ -306,7 +303,6 @@ impl Work {
 impl Order {
     /// Of the blocks of a panel that about so many threads share.
     fn new(blocks: usize, threads: usize) -> Order {
-        let threads = threads.max(1);
         let run = (blocks / (RUNS * threads)).clamp(1, LONGEST_RUN);
         Order { run, runs: blocks / run, threads }
     }

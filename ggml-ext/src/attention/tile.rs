@@ -185,12 +185,8 @@ impl<'a> Tile<'a> {
                     if hidden.trailing_ones() as usize >= n {
                         return;
                     }
-                    self.attend_to(
-                        (&a.k, &a.v),
-                        self.cells(first, n, next),
-                        &Seen::Run { first, next, hidden },
-                        scratch,
-                    );
+                    let cells = self.cells(first, n, next);
+                    self.attend_to((&a.k, &a.v), cells, &Seen::Run { first, next, hidden }, scratch);
                 }
                 Some(columns) => {
                     let Some(recent) = &a.recent else { return };
