@@ -49,11 +49,7 @@ template <uint D, uint QB> struct decode_half_keys {
         uint words[STEPS][QB];
 
         template <typename Planes> __device__ __forceinline__ void load(const Planes & planes, uint g, uint t) {
-#pragma unroll
-            for (uint i = 0; i < STEPS*QB; ++i) {
-                // Column g is row g % 4 of the queries, of plane g/4.
-                words[i/QB][i % QB] = *(const uint *) &planes[g/4][4*(i % QB) + g % 4][16*(i/QB) + 4*t];
-            }
+            load_query_words(words, planes, g, [&](uint step) { return 16*step + 4*t; });
         }
     };
 

@@ -201,6 +201,15 @@ struct query_bytes {
     __device__ __forceinline__ uint in_turn() const { return prmt(first, second, 0x5140); }
 };
 
+// What a lane multiplies with, as it lies in the planes of the queries: four values from place_of(step) on, of each step and block of rows.
+template <uint STEPS, uint QB, typename Planes, typename Place> __device__ __forceinline__ void load_query_words(uint (&words)[STEPS][QB], const Planes & planes, uint g, const Place & place_of) {
+#pragma unroll
+    for (uint i = 0; i < STEPS*QB; ++i) {
+        // Column g is row g % 4 of the queries, of plane g/4.
+        words[i/QB][i % QB] = *(const uint *) &planes[g/4][4*(i % QB) + g % 4][place_of(i/QB)];
+    }
+}
+
 // Lanes t < 2 have sums with the first plane of the queries, the others with the second.
 template <uint QB> __device__ __forceinline__ void by_planes(uint t, float (&s)[QB][4]) {
     const float unit = t < 2 ? (float) SECOND_PLANE : 1.0f;

@@ -147,10 +147,7 @@ template <uint KIND, uint D, uint QB> struct decode_polar_keys {
 
     struct loaded_queries : decode_half_keys<D, QB>::loaded_queries {
         template <typename Planes> __device__ __forceinline__ void load(const Planes & planes, uint g, uint t) {
-#pragma unroll
-            for (uint i = 0; i < STEPS*QB; ++i) {
-                this->words[i/QB][i % QB] = *(const uint *) &planes[g/4][4*(i % QB) + g % 4][D/4*t + 4*(i/QB)];
-            }
+            load_query_words(this->words, planes, g, [&](uint step) { return D/4*t + 4*step; });
         }
     };
 

@@ -50,11 +50,7 @@ template <uint D, uint QB> struct decode_signs {
         uint words[D/16][QB];
 
         template <typename Planes> __device__ __forceinline__ void load(const Planes & planes, uint g, uint t) {
-#pragma unroll
-            for (uint i = 0; i < D/16*QB; ++i) {
-                // Column g is row g % 4 of the queries, of plane g/4.
-                words[i/QB][i % QB] = *(const uint *) &planes[g/4][4*(i % QB) + g % 4][FIRST + t*(D/4) + i/QB*4];
-            }
+            load_query_words(words, planes, g, [&](uint step) { return FIRST + D/4*t + 4*step; });
         }
 
         __device__ __forceinline__ void fill(queries & q) const {
