@@ -127,17 +127,54 @@ __device__ __forceinline__ void writer_step(
     }
 }
 
-// Brings u to row t, which is written.
-static __device__ void writer_go_to(group_writer & w, uint kind, uint size, uint t, const float * m, const float * levels, uint lane, float * u) {
+// The first of the rows that row t, which is written, hangs together with.
+__device__ __forceinline__ uint writer_start(const group_writer & w, uint t) {
+    const uint64_t starts = ~(w.chained & w.written << 1) | 1; // rows that are not chained to one before
+    return 63 - __clzll((long long) (starts & (~0ull >> (63 - t))));
+}
+
+// u goes on from row `first` to row t, which hang together from `start` on: several rows are asked for at once.
+template <uint KIND> __device__ __forceinline__ void writer_follow(
+        const group_writer & w, uint size, uint start, uint first, uint t, const float * m, const float * levels, uint lane, float * u) {
+    constexpr uint AT_ONCE = 8;
+    const bool alone = w.is_alone(start);
+    for (uint i = lane; i < size; i += 32) {
+        float x = u[i];
+        for (uint row = first; row <= t; row += AT_ONCE) {
+            float d[AT_ONCE];
+#pragma unroll
+            for (uint n = 0; n < AT_ONCE; ++n) {
+                d[n] = kv_row_value(w.group + ::min(row + n, t)*w.step, KIND, size, i, levels);
+            }
+#pragma unroll
+            for (uint n = 0; n < AT_ONCE; ++n) {
+                if (row + n <= t) {
+                    x = row + n > start ? fmaf(x, KV_DELTA_RHO, d[n]) : alone ? d[n] - m[i] : d[n];
+                }
+            }
+        }
+        u[i] = x;
+    }
+}
+
+// Brings u to row t, which is written. SIZE: kernels for a size seldom come here, and have the loop that takes fewer instructions.
+template <uint SIZE, bool BANDS> static __device__ void writer_go_to(group_writer & w, uint kind, uint size, uint t, const float * m, const float * levels, uint lane, float * u) {
     if (w.at == (int) t) {
         return;
     }
-    uint first = t;
-    while (w.at + 1 != (int) first && w.is_chained(first)) {
-        --first;
-    }
-    for (uint row = first; row <= t; ++row) {
-        writer_step(w, kind, size, row, w.group + row*w.step, m, levels, lane, u);
+    const uint start = writer_start(w, t), first = w.at >= (int) start && w.at < (int) t ? (uint) w.at + 1 : start;
+    w.prefetch(first + lane, t + 1);
+    w.prefetch(first + lane + 32, t + 1);
+    if (SIZE != 0 || BANDS) {
+        for (uint row = first; row <= t; ++row) {
+            writer_step(w, kind, size, row, w.group + row*w.step, m, levels, lane, u);
+        }
+    } else if (kind == KV_KIND_DELTA8) {
+        writer_follow<KV_KIND_DELTA8>(w, size, start, first, t, m, levels, lane, u);
+    } else if (kind == KV_KIND_DELTA4) {
+        writer_follow<KV_KIND_DELTA4>(w, size, start, first, t, m, levels, lane, u);
+    } else {
+        writer_follow<KV_KIND_DELTA3>(w, size, start, first, t, m, levels, lane, u);
     }
     w.at = (int) t;
 }
@@ -150,8 +187,7 @@ template <uint PARTS> struct chained_rows {
     uint start, first, share, end;
 
     __device__ __forceinline__ chained_rows(const group_writer & w, uint t) : end(t + 1) {
-        const uint64_t starts = ~(w.chained & w.written << 1) | 1; // rows that are not chained to one before
-        start = 63 - __clzll((long long) (starts & (~0ull >> (63 - t))));
+        start = writer_start(w, t);
         first = ::max(start, end - ::min(end, MOST_CHAINED));
         share = (end - first + PARTS - 1)/PARTS;
     }
@@ -721,13 +757,13 @@ template <uint SIZE, bool BANDS, uint TABLES> __device__ __forceinline__ void wr
                         }
                         __syncwarp();
                         if (has_after && warp == 0) {
-                            writer_go_to(w, kind, size, after, m, levels, lane, u);
+                            writer_go_to<SIZE, BANDS>(w, kind, size, after, m, levels, lane, u);
                             for (uint i = lane; i < size; i += 32) {
                                 spare[i] = m[i] + u[i];
                             }
                         }
                         if (t > 0 && w.is_written(t - 1) && warp == 0) {
-                            writer_go_to(w, kind, size, t - 1, m, levels, lane, u);
+                            writer_go_to<SIZE, BANDS>(w, kind, size, t - 1, m, levels, lane, u);
                         }
                         __syncwarp();
                         if (IN_LANES) {
