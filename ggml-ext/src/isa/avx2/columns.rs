@@ -38,7 +38,7 @@ pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, out: LevelBlock) {
     let table = nibble_table(BIAS);
-    for first in (0..rows.n).step_by(LANES) {
+    for first in (0..rows.stored.n).step_by(LANES) {
         for chunk in 0..f.size() / 64 {
             // SAFETY: eight rows and as many cells of the block.
             unsafe {
@@ -47,7 +47,7 @@ unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, out: LevelBlock) {
                 for half in 0..2 {
                     let mut x = [_mm256_setzero_si256(); 4];
                     for (i, x) in x.iter_mut().enumerate() {
-                        let part = |i: usize| _mm_loadu_si128(from.add(i * rows.stride + 16 * half).cast());
+                        let part = |i: usize| _mm_loadu_si128(from.add(i * rows.stored.stride + 16 * half).cast());
                         *x = _mm256_set_m128i(part(i + 4), part(i));
                     }
                     for (j, codes) in words_of_4(x).into_iter().enumerate() {

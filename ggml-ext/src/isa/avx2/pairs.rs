@@ -45,13 +45,13 @@ pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, out: LevelBlock) {
     let table = nibble_table(0);
-    for first in (0..rows.n).step_by(2) {
+    for first in (0..rows.stored.n).step_by(2) {
         for chunk in 0..f.size() / 64 {
             // SAFETY: two rows, and a pair of the block.
             unsafe {
                 let from = rows.row(first).add(f.scale_bytes() + chunk * code_bytes(4, 64));
                 let to = out.levels.add(first * out.width + chunk * 128);
-                let (a, b) = (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(rows.stride).cast()));
+                let (a, b) = (_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(rows.stored.stride).cast()));
                 for (i, codes) in interleave(a, b).into_iter().enumerate() {
                     let (low, high) = nibble_levels(codes, table);
                     _mm256_storeu_si256(to.add(32 * i).cast(), low);

@@ -24,7 +24,7 @@ pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
         match rows.layout.packing {
             Packing::Codes(f) if f.bits() == 4 && f.size().is_multiple_of(64) => unpack_nibbles(rows, f, out),
             Packing::Bands(f) => {
-                for first in (0..rows.n).step_by(BUNDLE) {
+                for first in (0..rows.stored.n).step_by(BUNDLE) {
                     rows.prefetch_next::<__m512i, BUNDLE>(first);
                 }
                 unpack_bands::<__m512i>(rows, f, BIAS, out);
@@ -41,8 +41,8 @@ pub(super) unsafe fn unpack(rows: PackedRows, out: LevelBlock) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, out: LevelBlock) {
     let table = nibble_table();
-    for first in (0..rows.n).step_by(BUNDLE) {
-        let stride = opaque(rows.stride);
+    for first in (0..rows.stored.n).step_by(BUNDLE) {
+        let stride = opaque(rows.stored.stride);
         rows.prefetch_next::<__m512i, BUNDLE>(first);
         for chunk in 0..f.size() / 64 {
             // SAFETY: a bundle of rows and of the block.

@@ -9,7 +9,7 @@ use super::unpack::{finite_halves, sixteens};
 use crate::codec::polar::{Polar, BLOCK, COSINES, FIXED_WEIGHTS, PAIRS, TABLE, UPPER_BITS};
 use crate::codec::RowFormat;
 use crate::isa::generic::polar::pair_weights;
-use crate::isa::generic::rows::{prefetch_rows, whole_bundle};
+use crate::isa::generic::rows::whole_bundle;
 use crate::isa::generic::{self, opaque, Chunks};
 use crate::isa::{by_rows, StoredRows, BUNDLE, CELLS, MAX_ROW_BYTES};
 use crate::rotation::MAX_HEAD;
@@ -272,21 +272,16 @@ unsafe fn scores_of<const BITS: u32, const ROWS: usize>(
     rows: usize,
     out: *mut f32,
 ) {
-    let StoredRows { data, stride, n, ahead } = stored;
     let row_tables = f.size() / 2 * TABLE;
-    for c in (0..n).step_by(BUNDLE) {
+    for c in (0..stored.n).step_by(BUNDLE) {
         // SAFETY: a bundle of rows; sixteen scores of each query, for which rows of CELLS have room.
         unsafe {
             for r in 0..rows {
                 _mm512_storeu_ps(out.add(r * CELLS + c), _mm512_setzero_ps());
             }
-            prefetch_rows::<__m512i, BUNDLE>(
-                data.wrapping_add(c * stride).wrapping_offset(ahead),
-                stride,
-                f.row_bytes(),
-            );
+            stored.prefetch_next::<__m512i, BUNDLE>(c, f.row_bytes());
             let mut copy = MaybeUninit::<[u8; BUNDLE * MAX_ROW_BYTES]>::uninit();
-            let (from, stride) = whole_bundle(data.add(c * stride), stride, n - c, f.row_bytes(), &mut copy);
+            let (from, stride) = whole_bundle(stored.row(c), stored.stride, stored.n - c, f.row_bytes(), &mut copy);
             let mut head = Head::EMPTY;
             head.read(f, from, opaque(stride));
             for chunk in 0..f.blocks().div_ceil(4) {

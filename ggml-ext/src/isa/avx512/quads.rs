@@ -45,8 +45,8 @@ unsafe fn unpack_nibbles(rows: PackedRows, f: Srft, out: LevelBlock) {
     // Word k of each cell to part k, then byte i of each word to word i.
     let words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     let bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    for first in (0..rows.n).step_by(4) {
-        let stride = opaque(rows.stride);
+    for first in (0..rows.stored.n).step_by(4) {
+        let stride = opaque(rows.stored.stride);
         rows.prefetch_next::<__m512i, 4>(first);
         for chunk in 0..f.size() / 64 {
             // SAFETY: four rows, and a quad of the block.

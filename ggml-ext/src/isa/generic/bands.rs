@@ -56,14 +56,14 @@ unsafe fn unpack_as<T: Words, const FIRST: u32, const SECOND: u32>(
     // SAFETY: the caller's promise: as many rows as lanes, and as many cells of the block.
     unsafe {
         let (first, second) = (ChunkTables::<T, FIRST>::new(bias), ChunkTables::<T, SECOND>::new(bias));
-        for row in (0..rows.n).step_by(lanes) {
+        for row in (0..rows.stored.n).step_by(lanes) {
             for chunk in 0..f.size() / CHUNK {
                 let from = rows.row(row).add(f.chunk(chunk).0);
                 let to = out.levels.add(row * out.width + chunk * CHUNK * lanes);
                 if FIRST == SECOND || chunk < f.first_chunks() {
-                    first.unpack(from, rows.stride, to);
+                    first.unpack(from, rows.stored.stride, to);
                 } else {
-                    second.unpack(from, rows.stride, to);
+                    second.unpack(from, rows.stored.stride, to);
                 }
             }
         }

@@ -9,11 +9,7 @@ use std::mem::MaybeUninit;
 #[derive(Clone, Copy)]
 pub struct PackedRows<'a> {
     pub layout: &'a LevelLayout,
-    pub data: *const u8,
-    pub stride: usize,
-    pub n: usize,
-    /// Bytes to the rows that are read next.
-    pub ahead: isize,
+    pub stored: StoredRows,
 }
 
 impl PackedRows<'_> {
@@ -24,25 +20,38 @@ impl PackedRows<'_> {
     #[inline(always)]
     pub unsafe fn row(self, c: usize) -> *const u8 {
         // SAFETY: the caller's promise.
-        unsafe { self.data.add(c * self.stride) }
+        unsafe { self.stored.row(c) }
     }
 
-    /// Prefetches the rows that have the places of these COUNT rows in the block that is read next.
+    /// See [`StoredRows::prefetch_next`].
     #[inline(always)]
     pub fn prefetch_next<T: Bytes, const COUNT: usize>(self, first: usize) {
-        let next = self.data.wrapping_add(first * self.stride).wrapping_offset(self.ahead);
-        prefetch_rows::<T, COUNT>(next, self.stride, self.layout.row_bytes);
+        self.stored.prefetch_next::<T, COUNT>(first, self.layout.row_bytes);
     }
 }
 
-/// Prefetches COUNT rows. They lie too far apart for the processor to foresee them.
-#[inline(always)]
-pub fn prefetch_rows<T: Bytes, const COUNT: usize>(data: *const u8, stride: usize, row_bytes: usize) {
-    for i in 0..COUNT {
-        let row = data.wrapping_add(i * stride);
-        T::prefetch(row);
-        if row_bytes > 64 {
-            T::prefetch(row.wrapping_add(row_bytes - 1));
+impl StoredRows {
+    /// Row c.
+    ///
+    /// # Safety
+    /// c is below n.
+    #[inline(always)]
+    pub unsafe fn row(self, c: usize) -> *const u8 {
+        // SAFETY: the caller's promise.
+        unsafe { self.data.add(c * self.stride) }
+    }
+
+    /// Prefetches the rows that have the places of these COUNT rows in the block that is read next. They lie too far apart for the processor
+    /// to foresee them.
+    #[inline(always)]
+    pub fn prefetch_next<T: Bytes, const COUNT: usize>(self, first: usize, row_bytes: usize) {
+        let next = self.data.wrapping_add(first * self.stride).wrapping_offset(self.ahead);
+        for i in 0..COUNT {
+            let row = next.wrapping_add(i * self.stride);
+            T::prefetch(row);
+            if row_bytes > 64 {
+                T::prefetch(row.wrapping_add(row_bytes - 1));
+            }
         }
     }
 }
@@ -59,18 +68,17 @@ pub unsafe fn by_bundles(
     out: LevelBlock,
     unpack: impl Fn(PackedRows, LevelBlock),
 ) {
-    let StoredRows { data, stride, n, ahead } = rows;
-    let (whole, rest) = (n / BUNDLE * BUNDLE, n % BUNDLE);
+    let (whole, rest) = (rows.n / BUNDLE * BUNDLE, rows.n % BUNDLE);
     if whole > 0 {
-        unpack(PackedRows { layout, data, stride, n: whole, ahead }, out);
+        unpack(PackedRows { layout, stored: StoredRows { n: whole, ..rows } }, out);
     }
     if rest > 0 {
         let mut copy = MaybeUninit::uninit();
         // SAFETY: the caller's promise: rows and cells from `whole` on.
         unsafe {
-            let (data, stride) = whole_bundle(data.add(whole * stride), stride, rest, layout.row_bytes, &mut copy);
+            let (data, stride) = whole_bundle(rows.row(whole), rows.stride, rest, layout.row_bytes, &mut copy);
             let out = LevelBlock { levels: out.levels.add(whole * out.width), scales: out.scale_at(whole, 0), ..out };
-            unpack(PackedRows { layout, data, stride, n: BUNDLE, ahead: 0 }, out);
+            unpack(PackedRows { layout, stored: StoredRows::new(data, stride, BUNDLE) }, out);
         }
     }
 }
@@ -120,7 +128,7 @@ pub unsafe fn unpack_turned<T: Bytes, const N: usize>(
     out: LevelBlock,
     turn: impl Fn([T; N]) -> [T; N],
 ) {
-    for first in (0..rows.n).step_by(N) {
+    for first in (0..rows.stored.n).step_by(N) {
         // A row by itself is read by who writes it, not by who walks the cache.
         if N > 1 {
             rows.prefetch_next::<T, N>(first);
@@ -132,7 +140,7 @@ pub unsafe fn unpack_turned<T: Bytes, const N: usize>(
                 let mut levels = [T::splat(0); N];
                 if chunks.is_whole(at) {
                     // Many row pointers would be saved and loaded; multiples of the stride need not.
-                    let stride = if N >= 8 { opaque(rows.stride) } else { rows.stride };
+                    let stride = if N >= 8 { opaque(rows.stored.stride) } else { rows.stored.stride };
                     for (i, levels) in levels.iter_mut().enumerate() {
                         *levels = chunks.whole(rows.row(first).add(i * stride), at);
                     }

@@ -89,13 +89,13 @@ pub unsafe fn unpack_scales<S: ScaleLanes>(rows: PackedRows, out: LevelBlock) {
 #[inline(always)]
 unsafe fn codes<S: ScaleLanes, const HALVED: bool>(rows: PackedRows, unit: f32, halved: usize, out: LevelBlock) {
     let groups = rows.layout.values / rows.layout.scale_group;
-    for first in (0..rows.n).step_by(S::ROWS) {
+    for first in (0..rows.stored.n).step_by(S::ROWS) {
         // SAFETY: as many rows and cells of the block; codes follow the scales.
         unsafe {
             let (from, mut to) = (rows.row(first), out.scale_at(first, 0));
             let mut g = 0;
             while g < groups {
-                for &words in S::neighbours(from.add(g), rows.stride, groups - g).as_ref() {
+                for &words in S::neighbours(from.add(g), rows.stored.stride, groups - g).as_ref() {
                     if g >= groups {
                         break;
                     }
@@ -126,14 +126,14 @@ unsafe fn codes<S: ScaleLanes, const HALVED: bool>(rows: PackedRows, unit: f32, 
 #[inline(always)]
 unsafe fn per_group<S: ScaleLanes>(rows: PackedRows, step: usize, unit: f32, out: LevelBlock) {
     let groups = rows.layout.values / rows.layout.scale_group;
-    for first in (0..rows.n).step_by(S::ROWS) {
+    for first in (0..rows.stored.n).step_by(S::ROWS) {
         // SAFETY: as many rows and cells of the block.
         unsafe {
             let (from, mut to) = (rows.row(first), out.scale_at(first, 0));
             if step == 2 {
                 let mut g = 0;
                 while g < groups {
-                    for &words in S::neighbours(from.add(2 * g), rows.stride, 2 * (groups - g)).as_ref() {
+                    for &words in S::neighbours(from.add(2 * g), rows.stored.stride, 2 * (groups - g)).as_ref() {
                         if g >= groups {
                             break;
                         }
@@ -149,7 +149,7 @@ unsafe fn per_group<S: ScaleLanes>(rows: PackedRows, step: usize, unit: f32, out
                 }
             } else {
                 for g in 0..groups {
-                    S::finite_halves(S::words(from.add(g * step), rows.stride))[0].store_scaled(unit, to);
+                    S::finite_halves(S::words(from.add(g * step), rows.stored.stride))[0].store_scaled(unit, to);
                     to = to.add(BUNDLE);
                 }
             }
@@ -165,10 +165,10 @@ unsafe fn per_group<S: ScaleLanes>(rows: PackedRows, step: usize, unit: f32, out
 #[inline(always)]
 unsafe fn per_half<S: ScaleLanes>(rows: PackedRows, units: [f32; 2], out: LevelBlock) {
     let half = out.scale_groups() / 2;
-    for first in (0..rows.n).step_by(S::ROWS) {
+    for first in (0..rows.stored.n).step_by(S::ROWS) {
         // SAFETY: as many rows and cells of the block.
         unsafe {
-            let [low, high] = S::finite_halves(S::words(rows.row(first), rows.stride));
+            let [low, high] = S::finite_halves(S::words(rows.row(first), rows.stored.stride));
             for g in 0..half {
                 low.store_scaled(units[0], out.scale_at(first, g));
                 high.store_scaled(units[1], out.scale_at(first, half + g));

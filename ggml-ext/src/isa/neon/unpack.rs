@@ -75,14 +75,14 @@ unsafe fn turn_nibbles<const N: usize>(
     // SAFETY: N rows and as many cells of the block; NEON is always there.
     unsafe {
         let table = vld1q_s8(LEVELS_4.table.as_ptr());
-        for first in (0..rows.n).step_by(N) {
+        for first in (0..rows.stored.n).step_by(N) {
             for chunk in 0..f.size() / 64 {
                 let from = rows.row(first).add(f.scale_bytes() + chunk * code_bytes(4, 64));
                 let to = out.levels.add(first * out.width + chunk * 64 * N);
                 for half in 0..2 {
                     let mut x = [vdupq_n_s8(0); N];
                     for (i, x) in x.iter_mut().enumerate() {
-                        *x = vld1q_s8(from.add(i * rows.stride + 16 * half).cast());
+                        *x = vld1q_s8(from.add(i * rows.stored.stride + 16 * half).cast());
                     }
                     for (j, codes) in turn(x).into_iter().enumerate() {
                         let codes = vreinterpretq_u8_s8(codes);
