@@ -112,6 +112,16 @@ impl StoredRows {
     pub fn new(data: *const u8, stride: usize, n: usize) -> StoredRows {
         StoredRows { data, stride, n, ahead: 0 }
     }
+
+    /// Row c.
+    ///
+    /// # Safety
+    /// c is below n.
+    #[inline(always)]
+    pub unsafe fn row(self, c: usize) -> *const u8 {
+        // SAFETY: the caller's promise.
+        unsafe { self.data.add(c * self.stride) }
+    }
 }
 
 /// Buffers of one block of unpacked levels.

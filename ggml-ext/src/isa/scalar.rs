@@ -70,7 +70,7 @@ pub unsafe fn unpack(layout: &LevelLayout, rows: StoredRows, _role: Role, out: L
     for c in 0..rows.n {
         // SAFETY: c < n rows of the promised size, and as many rows of the buffers.
         unsafe {
-            let row = std::slice::from_raw_parts(rows.data.add(c * rows.stride), layout.row_bytes);
+            let row = std::slice::from_raw_parts(rows.row(c), layout.row_bytes);
             let levels = std::slice::from_raw_parts_mut(out.levels.add(c * out.width), out.width);
             unpack_row(layout, row, levels, &mut scales[..out.scale_groups()]);
             for (g, &s) in scales[..out.scale_groups()].iter().enumerate() {
@@ -466,7 +466,7 @@ pub unsafe fn polar_scores(f: Polar, rows: StoredRows, tables: *const f32, queri
         for c in 0..rows.n {
             // SAFETY: row c, the tables of query r, cell c of its scores.
             unsafe {
-                let row = std::slice::from_raw_parts(rows.data.add(c * rows.stride), f.row_bytes());
+                let row = std::slice::from_raw_parts(rows.row(c), f.row_bytes());
                 *out.add(r * CELLS + c) = f.score(row, std::slice::from_raw_parts(tables.add(r * len), len));
             }
         }

@@ -147,13 +147,12 @@ fn first_fields(f: Polar, words: __m256i) -> __m256i {
 /// See `Kernels::polar_scores`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn scores(f: Polar, stored: StoredRows, tables: *const f32, rows: usize, out: *mut f32) {
-    let StoredRows { data, stride, n, .. } = stored;
     let row_tables = f.size() / 2 * TABLE;
-    for c in (0..n).step_by(8) {
+    for c in (0..stored.n).step_by(8) {
         // Cells beyond n are stood in for by the last one.
         let row = |i: usize| {
             // SAFETY: a row that is there.
-            unsafe { data.add((c + i).min(n - 1) * stride) }
+            unsafe { stored.row((c + i).min(stored.n - 1)) }
         };
         // SAFETY: eight scores of each query, for which rows of CELLS have room; blocks of rows that are there.
         unsafe {

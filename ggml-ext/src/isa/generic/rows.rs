@@ -31,16 +31,6 @@ impl PackedRows<'_> {
 }
 
 impl StoredRows {
-    /// Row c.
-    ///
-    /// # Safety
-    /// c is below n.
-    #[inline(always)]
-    pub unsafe fn row(self, c: usize) -> *const u8 {
-        // SAFETY: the caller's promise.
-        unsafe { self.data.add(c * self.stride) }
-    }
-
     /// Prefetches the rows that have the places of these COUNT rows in the block that is read next. They lie too far apart for the processor
     /// to foresee them.
     #[inline(always)]

@@ -149,16 +149,15 @@ pub(super) unsafe fn scores(f: Polar, stored: StoredRows, tables: *const f32, ro
 
 #[inline(always)]
 unsafe fn scores_of<const BITS: u32>(f: Polar, stored: StoredRows, tables: *const f32, rows: usize, out: *mut f32) {
-    let StoredRows { data, stride, n, .. } = stored;
     let row_tables = f.size() / 2 * TABLE;
     // SAFETY: NEON is always there.
     let zero = unsafe { Pair { index: [vdupq_n_u8(0); REGISTERS], weight: [vdupq_n_f32(0.0); REGISTERS] } };
     let mut pairs = [zero; PAIRS];
-    for c in (0..n).step_by(BUNDLE) {
+    for c in (0..stored.n).step_by(BUNDLE) {
         // Cells beyond n are stood in for by the last one.
         let row = |i: usize| {
             // SAFETY: a row that is there.
-            unsafe { data.add((c + i).min(n - 1) * stride) }
+            unsafe { stored.row((c + i).min(stored.n - 1)) }
         };
         // SAFETY: sixteen scores of each query, for which rows of CELLS have room; blocks of rows that are there.
         unsafe {
