@@ -66,6 +66,11 @@ struct group_writer {
     __device__ __forceinline__ bool is_written(uint t) const { return (written >> t & 1) != 0; }
     // Has row t a row before it that it is chained to?
     __device__ __forceinline__ bool is_chained(uint t) const { return t > 0 && (chained >> t & 1) != 0 && is_written(t - 1); }
+    // The row that t leads back to, if each is chained to the one before.
+    __device__ __forceinline__ uint start_of(uint t) const {
+        const uint64_t starts = ~(chained & written << 1) | 1;
+        return 63 - __clzll((long long) (starts & (~0ull >> (63 - t))));
+    }
     __device__ __forceinline__ bool is_alone(uint t) const { return (alone >> t & 1) != 0; }
 
     __device__ __forceinline__ bool is_framed() const { return (__shfl_sync(KV_ALL_LANES, slots[0], 0) & KV_DELTA_FRAMED) != 0; }
@@ -127,12 +132,6 @@ __device__ __forceinline__ void writer_step(
     }
 }
 
-// The first of the rows that row t, which is written, hangs together with.
-__device__ __forceinline__ uint writer_start(const group_writer & w, uint t) {
-    const uint64_t starts = ~(w.chained & w.written << 1) | 1; // rows that are not chained to one before
-    return 63 - __clzll((long long) (starts & (~0ull >> (63 - t))));
-}
-
 // u goes on from row `first` to row t, which hang together from `start` on: several rows are asked for at once.
 template <uint KIND> __device__ __forceinline__ void writer_follow(
         const group_writer & w, uint size, uint start, uint first, uint t, const float * m, const float * levels, uint lane, float * u) {
@@ -162,7 +161,7 @@ template <uint SIZE, bool BANDS> static __device__ void writer_go_to(group_write
     if (w.at == (int) t) {
         return;
     }
-    const uint start = writer_start(w, t), first = w.at >= (int) start && w.at < (int) t ? (uint) w.at + 1 : start;
+    const uint start = w.start_of(t), first = w.at >= (int) start && w.at < (int) t ? (uint) w.at + 1 : start;
     w.prefetch(first + lane, t + 1);
     w.prefetch(first + lane + 32, t + 1);
     if (SIZE != 0 || BANDS) {
@@ -187,7 +186,7 @@ template <uint PARTS> struct chained_rows {
     uint start, first, share, end;
 
     __device__ __forceinline__ chained_rows(const group_writer & w, uint t) : end(t + 1) {
-        start = writer_start(w, t);
+        start = w.start_of(t);
         first = ::max(start, end - ::min(end, MOST_CHAINED));
         share = (end - first + PARTS - 1)/PARTS;
     }
