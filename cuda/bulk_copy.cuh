@@ -55,8 +55,8 @@ static __device__ __forceinline__ void arrive(uint bar) {
 #endif
 }
 
-// Counts a warp that is done with what lies behind a barrier. By lane 0, for `was_last`, which looks at it later: it takes a while.
-static __device__ __forceinline__ unsigned long long leave(uint bar, uint lane) {
+// Counts a warp that is done with what lies behind a barrier. By lane 0. ASKS: for `was_last`, which looks at it later: it takes a while.
+template <bool ASKS> static __device__ __forceinline__ unsigned long long leave(uint bar, uint lane) {
     unsigned long long state = 0;
 #if defined(KV_CUDA_EMULATED)
     if (lane == 0) {
@@ -64,12 +64,21 @@ static __device__ __forceinline__ unsigned long long leave(uint bar, uint lane) 
         cuda_emulated::arrive(bar);
     }
 #elif __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n"
-        ".reg .pred first;\n"
-        "setp.eq.u32 first, %2, 0;\n"
-        "@first mbarrier.arrive.shared::cta.b64 %0, [%1];\n"
-        "}" : "+l"(state) : "r"(bar), "r"(lane) : "memory");
+    if constexpr (ASKS) {
+        asm volatile(
+            "{\n"
+            ".reg .pred first;\n"
+            "setp.eq.u32 first, %2, 0;\n"
+            "@first mbarrier.arrive.shared::cta.b64 %0, [%1];\n"
+            "}" : "+l"(state) : "r"(bar), "r"(lane) : "memory");
+    } else {
+        asm volatile(
+            "{\n"
+            ".reg .pred first;\n"
+            "setp.eq.u32 first, %1, 0;\n"
+            "@first mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+            "}" :: "r"(bar), "r"(lane) : "memory");
+    }
 #endif
     return state;
 }
@@ -110,8 +119,9 @@ static __device__ __forceinline__ void await(uint bar, uint parity) {
 #endif
 }
 
-// Asks for bytes of the cache, from an address that is a multiple of 16. What is no multiple of 16 is copied here.
-static __device__ __forceinline__ void ask_for(uint8_t * to, const uint8_t * from, uint bytes, uint bar) {
+// Asks for bytes of the cache, from an address that is a multiple of 16. What is no multiple of 16 is copied here. ONCE: nobody else reads them,
+// and they need not stay in the L2.
+template <bool ONCE> static __device__ __forceinline__ void ask_for(uint8_t * to, const uint8_t * from, uint bytes, uint bar) {
 #if KV_HAS_BULK_COPIES
     const uint most = bytes & ~15u;
 #pragma unroll 1
@@ -128,8 +138,15 @@ static __device__ __forceinline__ void ask_for(uint8_t * to, const uint8_t * fro
 #elif __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar), "r"(most) : "memory");
     if (most > 0) {
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     :: "r"(shared_address(to)), "l"(from), "r"(most), "r"(bar) : "memory");
+        if constexpr (ONCE) {
+            unsigned long long policy;
+            asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                         :: "r"(shared_address(to)), "l"(from), "r"(most), "r"(bar), "l"(policy) : "memory");
+        } else {
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                         :: "r"(shared_address(to)), "l"(from), "r"(most), "r"(bar) : "memory");
+        }
     }
 #endif
 }

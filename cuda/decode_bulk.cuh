@@ -3,8 +3,8 @@
 // Hopper on.
 //
 // A block takes a chunk of cells. Its warps are teams, a warp for each KV head; teams take tiles in turn (of groups of delta, two
-// tiles: keys of both, and then values of both), each through slots of its own. The last warp of a team that is done with a slot asks
-// for what comes into it next.
+// tiles: keys of both, and then values of both), each through slots of its own. Warps beside them ask for what comes into a slot next, or, where
+// registers are too few for such, the last warp of a team that is done with it.
 //
 // The mask of the chunk lies in shared memory. Cells that nobody is to see are hidden in it: those that have a precise row, and
 // those behind the last. Tiles that the mask hides are not read, but for the first. Precise rows have blocks of their own
@@ -33,6 +33,11 @@ template <uint K, uint D, uint QB> constexpr uint bulk_warps() {
     return D == 256 || (D == 128 && QB == 2 && (is_delta(K) || KV_KIND_IS_TURBO(K) || KV_KIND_IS_POLAR(K))) ? 8 : 16;
 }
 
+// Warps beside these that ask for tiles; with them a warp has 96 registers where it had 128, which are too few for the others.
+template <uint K, uint D, uint QB> constexpr uint bulk_askers() {
+    return D == 128 && QB == 1 && !is_delta(K) && !KV_KIND_IS_TURBO(K) && !KV_KIND_IS_POLAR(K) ? 4 : 0;
+}
+
 // Where a block's own shared memory begins: the system has what is before. It is the same on all GPUs that have bulk copies, and a
 // block looks.
 constexpr uint SHARED_BASE = 1024;
@@ -45,7 +50,7 @@ constexpr uint SHARED_BASE = 1024;
 // multiple of 8 KiB. A
 // slot holds a tile of K or of V; APART, those before the table hold V and those behind it K.
 template <uint K, uint V, uint D, uint QB> struct bulk_layout {
-    static constexpr uint WARPS = bulk_warps<K, D, QB>(), ROWS = 4*QB, UNIT = is_delta(K) ? 2 : 1, MOST_DEPTH = 4;
+    static constexpr uint WARPS = bulk_warps<K, D, QB>(), ASKERS = bulk_askers<K, D, QB>(), ROWS = 4*QB, UNIT = is_delta(K) ? 2 : 1, MOST_DEPTH = 4;
     static constexpr uint K_ROW = level_row_bytes(K, D), V_ROW = level_row_bytes(V, D), WIDER_ROW = K_ROW > V_ROW ? K_ROW : V_ROW;
     static constexpr bool WITH_TABLE = decode_values_of<V, D>::TABLE_BYTES != 0;
     // Where rows of K are much wider than those of V, tiles of V lie before the table and those of K behind it; else all have slots of one size.
@@ -58,7 +63,9 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint BARS    = 0;
     static constexpr uint DONE    = BARS + WARPS*MOST_DEPTH*16;
     static constexpr uint COUNT   = DONE + WARPS*MOST_DEPTH*16; // two
-    static constexpr uint LIST    = COUNT + 16;
+    static constexpr uint MASK_BAR = COUNT + 8;
+    static constexpr uint PLACES  = MASK_BAR + 8; // of slots: K, V
+    static constexpr uint LIST    = PLACES + WARPS*MOST_DEPTH*8;
     static constexpr uint SEEN    = LIST + TILE_MASK/TILE*2;
     static constexpr uint MASKED  = SEEN + TILE_MASK/TILE;
     static constexpr uint SOFTS   = MASKED + TILE_MASK/TILE;
@@ -73,6 +80,7 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint SCALES  = WITH_TABLE ? GAPS : WEIGHTS + WEIGHT_BYTES;
     static constexpr uint BACK    = WITH_TABLE ? WEIGHTS + WEIGHT_BYTES : SCALES + WARPS*SCALE_PIECES*PIECE;
 
+    static_assert(MASK % 16 == 0, "it is copied");
     static_assert((SHARED_BASE + POLAR) % (POLAR_WEIGHTS*128) == 0 || !WITH_POLAR, "places in its tables are addresses");
     static_assert(!WITH_TABLE || (WARPS*SCALE_PIECES <= 256 && WARPS*ROWS*VALUES*4 <= 1 << 16), "scales lie in the gaps, and sums in the place of the table");
 
@@ -112,29 +120,25 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
             // Sums of the warps take the place of the table, or of the slots.
             const bool sums_fit = WITH_TABLE ? at.back <= end : at.back + heads*teams*ROWS*VALUES*4 <= end;
             if (depth > 0 && sums_fit) {
-                return { teams, depth > MOST_DEPTH ? MOST_DEPTH : depth, front_slots };
+                return { teams, depth > MOST_DEPTH ? MOST_DEPTH : depth, front_slots, (int) teams < (int) ASKERS ? teams : ASKERS };
             }
         }
         return {};
     }
 };
 
-// The scales of the cells of a tile: of K floats, by cell; of V halves, the first ones of chunks beside zeros, and then the second ones, by
-// the pairs of cells that a lane multiplies with.
-template <uint SCALES, uint PIECE> __device__ __forceinline__ uint key_scales_at(uint cell) {
-    constexpr uint CELLS = 32/SCALES; // of a piece
-    return cell/CELLS*PIECE + cell % CELLS*(4*SCALES);
+// Where the scales of a cell of a tile lie, so many words of each: of K floats; of V halves, the first ones of chunks beside zeros, and then the
+// second ones. Those of cells g + 8 n and t + 4 n lie as far behind those of g and t as those of 8 n and 4 n behind the first.
+template <uint WORDS, uint PIECE> __device__ __forceinline__ uint scales_place(uint cell) {
+    constexpr uint CELLS = 32/WORDS; // of a piece
+    return cell/CELLS*PIECE + cell % CELLS*(4*WORDS);
 }
 
-// Pair 2 `step` + `half_of` of lanes t, of the first ones; the second ones are behind the pieces of these.
-template <uint WORDS, uint PIECE> __device__ __forceinline__ uint value_scales_at(uint pair) {
-    constexpr uint BYTES = 32*WORDS; // of a pair, for lanes t
-    return pair*BYTES/128*PIECE + pair*BYTES % 128;
-}
-
-// 2 or a multiple of 4 words.
+// 1, 2 or a multiple of 4 words.
 template <uint N> __device__ __forceinline__ void load_words(uint (&x)[N], const uint8_t * from) {
-    if constexpr (N == 2) {
+    if constexpr (N == 1) {
+        x[0] = *(const uint *) from;
+    } else if constexpr (N == 2) {
         const ::uint2 two = *(const ::uint2 *) from;
         x[0] = two.x;
         x[1] = two.y;
@@ -201,19 +205,7 @@ template <uint K, uint D> __device__ __forceinline__ void make_key_scales(uint8_
     }
 }
 
-// 1, 2 or 4 words.
-template <uint N> __device__ __forceinline__ void store_words(uint8_t * to, const uint (&x)[N]) {
-    if constexpr (N == 1) {
-        *(uint *) to = x[0];
-    } else if constexpr (N == 2) {
-        *(::uint2 *) to = make_uint2(x[0], x[1]);
-    } else {
-        static_assert(N == 4, "");
-        *(::uint4 *) to = make_uint4(x[0], x[1], x[2], x[3]);
-    }
-}
-
-template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value_scales(uint8_t * at, const uint8_t * row) {
+template <uint V, uint D> __device__ __forceinline__ void make_value_scales(uint8_t * at, const uint8_t * row) {
     constexpr uint C = decode_values_of<V, D>::SCALE_WORDS, BYTES = level_scale_bytes(V, D);
     uint words[(BYTES + 3)/4];
     if constexpr (BYTES == 2) {
@@ -221,14 +213,18 @@ template <uint V, uint D, uint PIECE> __device__ __forceinline__ void make_value
     } else {
         load_scales<tile_bytes, BYTES, level_row_align(V, D)>(words, row);
     }
+    uint halves[2*C];
 #pragma unroll
-    for (uint second = 0; second < 2; ++second) {
-        uint two[C];
+    for (uint i = 0; i < 2*C; ++i) {
+        halves[i] = decode_values_of<V, D>::two_scales(words, i % C) & half_of_lane(i < C ? 0 : 4);
+    }
+    if constexpr (C == 1) {
+        *(::uint2 *) at = make_uint2(halves[0], halves[1]);
+    } else {
 #pragma unroll
-        for (uint c = 0; c < C; ++c) {
-            two[c] = decode_values_of<V, D>::two_scales(words, c) & (second ? 0xffff0000 : 0x0000ffff);
+        for (uint i = 0; i < 2*C; i += 4) {
+            *(::uint4 *) (at + 4*i) = make_uint4(halves[i], halves[i + 1], halves[i + 2], halves[i + 3]);
         }
-        store_words(at + second*C*PIECE, two);
     }
 }
 
@@ -316,31 +312,33 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     }
     const uint bars = shared_address(raw + layout::BARS), done = shared_address(raw + layout::DONE); // of a tile: keys, values
     unsigned short * const list = (unsigned short *) (raw + layout::LIST), * const mask = (unsigned short *) (raw + layout::MASK);
+    uint * const places = (uint *) (raw + layout::PLACES);
+    if (threadIdx.x < 2*teams*depth) { // a block has at least as many threads
+        places[threadIdx.x] = at.slot_at(threadIdx.x);
+    }
     const auto ask_keys = [&](uint slot, uint first) {
         const uint count = key_count > first ? min(key_count - first, TILE) : 0;
-        ask_for(raw + at.slot_at(2*slot), keys + first*k_cell, count*k_cell, bars + 16*slot);
+        ask_for<true>(raw + places[2*slot], keys + first*k_cell, count*k_cell, bars + 16*slot);
     };
     const auto ask_values = [&](uint slot, uint first) {
         const uint count = end - begin > first ? min(end - begin - first, TILE) : 0;
-        ask_for(raw + at.slot_at(2*slot + 1), values + first*v_cell, count*v_cell, bars + 16*slot + 8);
+        ask_for<true>(raw + places[2*slot + 1], values + first*v_cell, count*v_cell, bars + 16*slot + 8);
     };
     // The n-th tile of a team, among those that are read.
     const auto tile_at = [&](uint team, uint n) { return (n/UNIT*teams + team)*UNIT + n % UNIT; };
 
-    // The first of the mask and rows that are being written are asked for before any tile, behind which they would wait for microseconds.
+    // The mask and rows that are being written are asked for before any tile, behind which they would wait for microseconds.
+    const uint mask_bar = shared_address(raw + layout::MASK_BAR);
+    if (threadIdx.x == 0) {
+        begin_barrier(mask_bar, mask_rows);
+        end_writes_before_copies();
+        for (uint row = 0; row < mask_rows; ++row) {
+            ask_for<false>((uint8_t *) (mask + row*chunk_cells), p.mask + mask_offset(p, first_token + row, block.stream) + 2*begin, p.mask ? 2*(end - begin) : 0, mask_bar);
+        }
+    }
     written_row written(p, lane);
     const auto column = [&](uint i) { return column_at(p.columns, p.columns_nb, i, block.kv_stream); };
     const long long first_column = RECENT && threadIdx.x < p.column_count ? column(threadIdx.x) : -1;
-    // A thread has every n-th place of [row of the mask][cell].
-    uint cell = threadIdx.x, row = 0;
-    const auto next_row = [&]() {
-        for (; cell >= chunk_cells && row < mask_rows; cell -= chunk_cells) {
-            ++row;
-        }
-    };
-    const auto bits_here = [&]() { return cell >= end - begin ? HIDDEN_MASK : mask_bits(p, mask_offset(p, first_token + row, block.stream), begin + cell); };
-    next_row();
-    unsigned short bits = row < mask_rows ? bits_here() : HIDDEN_MASK;
     uint8_t * const seen = raw + layout::SEEN, * const masked = raw + layout::MASKED; // of tiles: is there a cell to be seen, and does the mask add anything?
     if (threadIdx.x < TILE_MASK/TILE) { // a block has at least as many threads
         seen[threadIdx.x]   = 0;
@@ -393,20 +391,25 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     }
 
     // What a row sees of each tile. The lanes of a warp have the cells of one.
+    await(mask_bar, 0);
+    uint row = 0;
 #pragma unroll 1
-    while (row < mask_rows) {
-        const uint tile = cell/TILE, place = row*chunk_cells + cell;
-        const unsigned short here = bits;
-        cell += threads;
-        next_row();
-        bits = row < mask_rows ? bits_here() : HIDDEN_MASK;
+    for (uint cell = threadIdx.x; ; cell += threads) {
+        for (; cell >= chunk_cells && row < mask_rows; cell -= chunk_cells) {
+            ++row;
+        }
+        if (row == mask_rows) {
+            break;
+        }
+        unsigned short * const at_cell = mask + row*chunk_cells + cell;
+        const unsigned short here = cell >= end - begin ? HIDDEN_MASK : p.mask ? *at_cell : (unsigned short) 0;
         const bool visible = bias_of(here) != -INFINITY;
-        mask[place] = visible ? here : HIDDEN_MASK;
+        *at_cell = visible ? here : HIDDEN_MASK;
         if (__any_sync(KV_ALL_LANES, visible)) {
-            seen[tile] = 1;
+            seen[cell/TILE] = 1;
         }
         if (__any_sync(KV_ALL_LANES, here != 0)) {
-            masked[tile] = 1;
+            masked[cell/TILE] = 1;
         }
     }
 
@@ -450,7 +453,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 const bool read = of_these && (seen[first] != 0 || seen[first + UNIT - 1] != 0 || (written_to == 0 && place_of_early(mine)*UNIT < at_once));
                 const uint all = __ballot_sync(KV_ALL_LANES, read);
                 for (uint i = 0; i < UNIT && read; ++i) {
-                    list[(count + __popc(all & ((1u << lane) - 1)))*UNIT + i] = (unsigned short) ((first + i)*TILE + masked[first + i]);
+                    list[(count + __popc(all & ((1u << lane) - 1)))*UNIT + i] = (unsigned short) ((first + i)*TILE + (masked[first + i] | (args.softcap != 0.0f ? 2 : 0)));
                 }
                 count += __popc(all);
             }
@@ -501,11 +504,6 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     }
     sums_of sums;
     sums.begin(p, scale_of_row, key_unit<K, D>());
-    uint mask_at[QB][2];
-#pragma unroll
-    for (uint i = 0; i < 2*QB; ++i) {
-        mask_at[i/2][i % 2] = (block.token_of(sums.row_of(i, t)) - first_token)*chunk_cells + t/2*STEP + g;
-    }
     if (DELTA) {
         __syncthreads();
     }
@@ -520,11 +518,13 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     });
     __half * const weights = (__half *) (raw + layout::WEIGHTS + warp*layout::WARP_WEIGHTS);
     uint8_t * const row_scales = raw + layout::SCALES + warp*layout::SCALE_PIECES*layout::PIECE;
-    const uint8_t * const value_scales = kept(row_scales + g/4*SCALE_WORDS*layout::PIECE + t*(8*SCALE_WORDS), lane);
-    uint8_t * const key_scales_to = kept(row_scales + key_scales_at<keys_of::CELL_SCALES, layout::PIECE>(lane), lane);
-    uint8_t * const value_scales_to = kept(row_scales + value_scales_at<SCALE_WORDS, layout::PIECE>(lane/8) + (lane % 4*2 + lane/4 % 2)*(4*SCALE_WORDS), lane);
+    constexpr uint KEY_WORDS = keys_of::CELL_SCALES, VALUE_WORDS = 2*SCALE_WORDS;
+    const uint8_t * const key_scales = kept(row_scales + scales_place<KEY_WORDS, layout::PIECE>(g) + 4*keys_of::lane_scales_at(t), lane);
+    const uint8_t * const value_scales = kept(row_scales + scales_place<VALUE_WORDS, layout::PIECE>(t) + g/4*(4*SCALE_WORDS), lane);
+    uint8_t * const key_scales_to = kept(row_scales + scales_place<KEY_WORDS, layout::PIECE>(lane), lane);
+    uint8_t * const value_scales_to = KEY_WORDS == VALUE_WORDS ? key_scales_to : kept(row_scales + scales_place<VALUE_WORDS, layout::PIECE>(lane), lane);
     // What the lane reads of a tile, where its slot is the first of shared memory: the row whose scales it makes, those whose codes it has, and its codes.
-    const uint8_t * const k_row = kept(raw + head*layout::K_ROW + lane*k_cell, lane), * const v_row = kept(raw + head*layout::V_ROW + lane*v_cell, lane);
+    const uint8_t * const k_row = kept(raw + head*layout::K_ROW + lane*k_cell, lane), * const v_row = layout::K_ROW == layout::V_ROW ? k_row : kept(raw + head*layout::V_ROW + lane*v_cell, lane);
     const uint k_begin = head*layout::K_ROW + g*k_cell, v_begin = head*layout::V_ROW + t*v_cell;
     const uint8_t * const k_first = raw + k_begin - (keys_of::JOINED ? k_begin & 2 : 0), * const v_first = raw + v_begin - (values_of::JOINED ? v_begin & 2 : 0);
     const uint8_t * const k_codes = KV_KIND_IS_BAND(K) ? k_first + keys_of::codes_at(t) : kept(k_first + keys_of::codes_at(t), lane);
@@ -533,17 +533,18 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     decode_group<K, D, QB> group;
     const float * const q_of_lane = DELTA ? (const float *) kept((const uint8_t *) (q + head*ROWS*(D/32)*at.query_step + group.query_at(at.query_step, lane)), lane) : nullptr;
     const typename decode_group<K, D, QB>::template whole_chain<TILE_STEPS> whole(lane);
-    // The first cell of the n-th tile of the team. The list says as well whether the mask adds anything to a tile.
-    const auto first_of = [&](uint n) { return list[tile_at(team, n)]/TILE*TILE; };
-    uint n = 0, ring = 0, parity = 0, count = counts[1]; // tiles that are not written to, and then the others
+    // The first cell of the n-th tile that is read. The list says as well whether the mask adds anything to a tile.
+    const auto first_of = [&](uint n) { return list[n]/TILE*TILE; };
+    uint tile = team*UNIT, ring = 0, parity = 0, count = counts[1]; // tiles that are not written to, and then the others
+    uint next_team = warp - heads*teams, next_n = 0, uses = 0; // of a warp that asks: whose tile comes next, which, and how often slots have been used
     while (true) {
         // A tile, or the two of a group: its keys, and then its values.
 #pragma unroll 1
-        for (; team < teams && tile_at(team, n) < count; n += UNIT) { // all teams are there, but registers are fewer so
+        for (; team < teams && tile < count; tile += UNIT*teams) { // all teams are there, but registers are fewer so
             const auto slot_of = [&](uint i) { return team*depth + ring + i; };
             // Is there a tile that comes next into a slot, and was this warp the last that was done with it?
-            const auto asks = [&](uint bar, unsigned long long left, uint i) { return tile_at(team, n + i + depth) < count && was_last(bar, left, lane); };
-            const uint listed = UNIT == 2 ? *(const uint *) &list[tile_at(team, n)] : 0; // of both
+            const auto asks = [&](uint bar, unsigned long long left, uint i) { return layout::ASKERS == 0 && tile + depth*teams + i < count && was_last(bar, left, lane); };
+            const uint listed = UNIT == 2 ? *(const uint *) &list[tile] : 0; // of both
             float s[UNIT][QB][4]; // of the tile at hand: the last one while keys are multiplied, the first one while values are
             if (DELTA) {
                 group.begin();
@@ -551,8 +552,8 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
 #pragma unroll 1
             for (uint i = 0; i < UNIT; ++i) {
                 const uint slot = slot_of(i);
+                const uint k_at = places[2*slot];
                 await(bars + 16*slot, parity);
-                const uint k_at = at.slot_at(2*slot);
                 const auto load_keys = [&](uint step) {
                     keys_of k;
                     k.template load<tile_bytes>(k_first + k_at, k_codes + k_at, k_cell, step*STEP, TILE - 1, 0, k_shift);
@@ -572,21 +573,21 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                         k = load_keys(step);
                     }
                     k.join();
-                    const auto scales_at = [&](uint n) { return (const float *) (row_scales + key_scales_at<keys_of::CELL_SCALES, layout::PIECE>(step*STEP + 8*n + g)); };
+                    const auto scales_at = [&](uint n) { return (const float *) (key_scales + scales_place<KEY_WORDS, layout::PIECE>(step*STEP + 8*n)); };
                     float scales[2][keys_of::LANE_SCALES];
-                    load_floats(scales[0], scales_at(0) + keys_of::lane_scales_at(t));
-                    load_floats(scales[1], scales_at(1) + keys_of::lane_scales_at(t));
+                    load_floats(scales[0], scales_at(0));
+                    load_floats(scales[1], scales_at(1));
                     k.products(b, t, [&](uint n, uint c, uint second) { return scales[n][keys_of::scale_number(c, second)]; }, parts[step]);
                 }
                 __syncwarp();
-                const auto left = leave(done + 16*slot, lane);
+                const auto left = leave<layout::ASKERS == 0>(done + 16*slot, lane);
 #pragma unroll
                 for (uint x = 0; x < 4*QB && UNIT == 2; ++x) {
                     s[0][x/4][x % 4] = s[UNIT - 1][x/4][x % 4];
                 }
                 sums.join(parts, t, s[UNIT - 1]);
                 if (asks(done + 16*slot, left, i)) {
-                    ask_keys(slot, first_of(n + i + depth));
+                    ask_keys(slot, first_of(tile + depth*teams + i));
                 }
             }
             if (DELTA) {
@@ -609,27 +610,37 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                     }
                 }
             }
+            const auto score = [&]() {
 #pragma unroll
-            for (uint i = 0; i < UNIT; ++i) {
-                sums.score(args, s[i]);
-                const uint here = UNIT == 2 ? listed >> 16*i & 0xffff : list[tile_at(team, n)];
-                if (here % TILE != 0) {
-                    float bias[QB][4];
+                for (uint i = 0; i < UNIT; ++i) {
+                    sums.scale(s[i]);
+                    const uint here = UNIT == 2 ? listed >> 16*i & 0xffff : list[tile];
+                    if (here % TILE != 0) {
+                        sums.cap(args, s[i]);
+                        uint own = lane;
+                        keep(own); // so that what follows is made here, not kept: few tiles need it
+                        const uint own_t = own % 4;
+                        const unsigned short * const seen_by = mask + here/TILE*TILE + own_t/2*STEP + own/4;
+                        float bias[QB][4];
 #pragma unroll
-                    for (uint x = 0; x < 4*QB; ++x) {
-                        const bool same = one_mask && (x >= 4 || x % 2 != 0);
-                        bias[x/4][x % 4] = same ? bias[0][x % 4/2*2] : __half2float(__ushort_as_half(mask[mask_at[x/4][x % 2] + here/TILE*TILE + x % 4/2*8]))*LOG2_E;
+                        for (uint x = 0; x < 4*QB; ++x) {
+                            const bool same = one_mask && (x >= 4 || x % 2 != 0);
+                            bias[x/4][x % 4] = same ? bias[0][x % 4/2*2] :
+                                __half2float(__ushort_as_half(seen_by[(block.token_of(sums.row_of(x/4*2 + x % 2, own_t)) - first_token)*chunk_cells + x % 4/2*8]))*LOG2_E;
+                        }
+                        sums.add_bias(s[i], bias, slopes + head*ROWS, own_t);
                     }
-                    sums.add_bias(s[i], bias, slopes + head*ROWS, t);
                 }
+            };
+            if (UNIT == 2) {
+                score();
+                sums.meet(s, t);
             }
-            sums.meet(s, t);
 #pragma unroll 1
             for (uint i = 0; i < UNIT; ++i) {
                 const uint slot = slot_of(i);
-                sums.weigh(s[0], g, t, weights, TILE_WEIGHTS);
+                const uint v_at = places[2*slot + 1];
                 await(bars + 16*slot + 8, parity);
-                const uint v_at = at.slot_at(2*slot + 1);
                 const auto load_values = [&](uint step) {
                     values_of v;
                     v.template load<tile_bytes>(v_first + v_at, v_codes + v_at, v_cell, step*STEP, TILE - 1, 0, v_shift);
@@ -637,7 +648,20 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 };
                 values_of v = load_values(0);
                 if constexpr (!KV_KIND_IS_POLAR(V)) {
-                    make_value_scales<V, D, layout::PIECE>(value_scales_to, v_row + v_at);
+                    make_value_scales<V, D>(value_scales_to, v_row + v_at);
+                }
+                if constexpr (UNIT == 1) { // while scales and the first codes are on their way
+                    float w[QB][4];
+                    sums.weights_of_products(w, s[0]); // as a rule they are right, and made while lanes hear of each other
+                    const bool masked_tile = list[tile] % TILE != 0;
+                    if (sums.are_products_beyond(s) || masked_tile) {
+                        score();
+                        sums.meet(s, t);
+                        sums.weights_of(w, s[0]);
+                    }
+                    sums.store_weights(w, g, t, weights, TILE_WEIGHTS);
+                } else {
+                    sums.weigh(s[0], g, t, weights, TILE_WEIGHTS);
                 }
                 __syncwarp();
 #pragma unroll
@@ -647,54 +671,92 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                     }
                     v.join();
                     const auto scales_of = [&](uint half_of, uint (&two)[2][SCALE_WORDS]) {
-                        load_words((uint (&)[2*SCALE_WORDS]) two, value_scales + value_scales_at<SCALE_WORDS, layout::PIECE>(2*step + half_of));
+                        load_words(two[0], value_scales + scales_place<VALUE_WORDS, layout::PIECE>(step*STEP + 8*half_of));
+                        load_words(two[1], value_scales + scales_place<VALUE_WORDS, layout::PIECE>(step*STEP + 8*half_of + 4));
                     };
                     ::uint2 w[QB];
                     sums.load_weights(w, weights + step*STEP, TILE_WEIGHTS, g, t);
                     v.add(w, table, g, scales_of, sums.acc);
                 }
                 __syncwarp();
-                const auto left = leave(done + 16*slot + 8, lane);
+                const auto left = leave<layout::ASKERS == 0>(done + 16*slot + 8, lane);
 #pragma unroll
                 for (uint x = 0; x < 4*QB && UNIT == 2; ++x) {
                     s[0][x/4][x % 4] = s[UNIT - 1][x/4][x % 4];
                 }
                 if (asks(done + 16*slot + 8, left, i)) {
-                    ask_values(slot, first_of(n + i + depth));
+                    ask_values(slot, first_of(tile + depth*teams + i));
                 }
             }
             parity ^= ring + UNIT == depth ? 1 : 0;
             ring = ring + UNIT == depth ? 0 : ring + UNIT;
         }
+        // Of a warp that asks: the tiles of its teams, in the order in which they come.
+        while (layout::ASKERS != 0 && team >= teams && lane == 0) {
+            const uint first = (next_n*teams + next_team)*UNIT;
+            if (first >= count) {
+                break;
+            }
+            if (first >= at_once) {
+                const uint first_slot = next_team*depth + ring;
+                const auto empty = [&](uint bar) {
+                    if (uses > 0) {
+                        await(bar, (uses - 1) % 2);
+                    }
+                };
+                for (uint i = 0; i < UNIT; ++i) {
+                    empty(done + 16*(first_slot + i));
+                    ask_keys(first_slot + i, first_of(first + i));
+                }
+                for (uint i = 0; i < UNIT; ++i) {
+                    empty(done + 16*(first_slot + i) + 8);
+                    ask_values(first_slot + i, first_of(first + i));
+                }
+            }
+            next_team += p.bulk.askers;
+            if (next_team >= teams) {
+                next_team = warp - heads*teams;
+                ++next_n;
+                uses += ring + UNIT == depth ? 1 : 0;
+                ring = ring + UNIT == depth ? 0 : ring + UNIT;
+            }
+        }
+        __syncwarp();
         wait_for_previous(); // also at the end: what comes next takes the end of this launch for that of all before
         if (count == counts[0]) {
             break;
         }
         __syncthreads(); // all are done with the slots
         count = counts[0];
-        if (head == 0 && lane == 0 && team < teams) {
-            // The end of a tile may have been stored where a copy comes now.
+        // The end of a tile may have been stored where a copy comes now.
+        if (layout::ASKERS != 0) {
             end_writes_before_copies();
-            for (uint i = 0; i < depth && tile_at(team, n + i) < count; ++i) {
-                const uint slot = team*depth + (ring + i) % depth;
-                ask_keys(slot, first_of(n + i));
-                ask_values(slot, first_of(n + i));
+        } else if (head == 0 && lane == 0 && team < teams) {
+            end_writes_before_copies();
+            for (uint i = 0; i < depth; ++i) {
+                const uint slot = team*depth + (ring + i) % depth, next = tile + i/UNIT*UNIT*teams + i % UNIT;
+                if (next < count) {
+                    ask_keys(slot, first_of(next));
+                    ask_values(slot, first_of(next));
+                }
             }
         }
     }
-    let_next_begin();
+    if (team < teams) {
+        let_next_begin();
+    }
 
     float * const all_sums = (float *) (raw + (layout::WITH_TABLE ? layout::TABLE : at.back)); // [warp][row][value]
     store_teams<ROWS>(p, sums, block, blockIdx.z, teams, (float (*)[2]) (raw + layout::SOFTS), all_sums);
 #endif
 }
 
-template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<K, D, QB>(), 1) kv_decode_bulk(const KV_IN_PLACE attn_params p) {
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*(bulk_warps<K, D, QB>() + bulk_askers<K, D, QB>()), 1) kv_decode_bulk(const KV_IN_PLACE attn_params p) {
     KV_SHARED_BYTES(raw);
     decode_bulk_block<K, V, D, QB, false>(p, raw);
 }
 
-template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*bulk_warps<K, D, QB>(), 1) kv_decode_bulk_recent(const KV_IN_PLACE attn_params p) {
+template <uint K, uint V, uint D, uint QB> __global__ void __launch_bounds__(32*(bulk_warps<K, D, QB>() + bulk_askers<K, D, QB>()), 1) kv_decode_bulk_recent(const KV_IN_PLACE attn_params p) {
     KV_SHARED_BYTES(raw);
     if (blockIdx.z < p.args.main_chunks) {
         decode_bulk_block<K, V, D, QB, true>(p, raw);

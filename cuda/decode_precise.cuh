@@ -63,7 +63,7 @@ template <uint CACHE, uint D, uint QB> __device__ __forceinline__ void decode_pr
     sums_of sums;
     bool waited = false;
 #pragma unroll 1
-    do {
+    while (team < teams) { // warps behind them have nothing to do here
         // What the mask says of cells g and g + 8; it need not wait.
         unsigned short masked[4*QB];
 #pragma unroll
@@ -109,8 +109,11 @@ template <uint CACHE, uint D, uint QB> __device__ __forceinline__ void decode_pr
         v.add(weights, table, g, [&](uint half_of, auto & scales) { v.scales_of(half_of, g, scales); }, sums.acc);
         __syncwarp(); // the next weights take the place of these
         first += step;
-    } while (first < end);
-    let_next_begin();
+        if (first >= end) {
+            let_next_begin();
+            break;
+        }
+    }
     store_teams<ROWS>(p, sums, block, chunk, teams, m.softs, m.sums);
 #endif
 }

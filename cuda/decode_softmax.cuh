@@ -58,7 +58,8 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
     static constexpr uint C = values_of::CHUNKS, WIDTH = values_of::WIDTH;
     static constexpr bool DELTA = is_delta(K), ROW_FOR_LANE = decode_keys_of<K, D, QB>::ROW_FOR_LANE;
 
-    float factor[QB][2], ref[QB][2];
+    float factor[QB][2], ref[QB][2]; // ref: what the sums are relative to
+    float most_product[QB][2];       // of products, which need no other ref
     float acc[QB][C][2][4]; // [block of rows][chunk][pair of values]: lanes t < 2 have the first scale, the others the second
     float weight[QB][2];    // sums of the weights of the lane's cells
     bool  softcap, alibi;
@@ -89,6 +90,7 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
         for (uint i = 0; i < 2*QB; ++i) {
             factor[i/2][i % 2] = query_scale[i]*unit*score_unit(p);
             ref[i/2][i % 2] = HIDDEN;
+            most_product[i/2][i % 2] = -INFINITY;
             weight[i/2][i % 2] = 0.0f;
         }
 #pragma unroll
@@ -123,10 +125,18 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
 
     // From products to scores, but for the mask.
     __device__ __forceinline__ void score(const kv_attn_args & args, float (&s)[QB][4]) const {
+        scale(s);
+        cap(args, s);
+    }
+
+    __device__ __forceinline__ void scale(float (&s)[QB][4]) const {
 #pragma unroll
         for (uint i = 0; i < 4*QB && !DELTA; ++i) {
             s[i/4][i % 4] *= factor[i/4][i % 2];
         }
+    }
+
+    __device__ __forceinline__ void cap(const kv_attn_args & args, float (&s)[QB][4]) const {
         if (softcap) {
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
@@ -150,52 +160,96 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
         }
     }
 
-    // Scores that are weighed next: if one of them is much larger than what the sums are relative to, it takes its place.
-    template <uint N> __device__ __forceinline__ void meet(const float (&s)[N][QB][4], uint t) {
-        float top[QB][2];
-        bool larger = false;
+    // The largest score of the lane's cells for its row i.
+    template <uint N> static __device__ __forceinline__ float top_of(const float (&s)[N][QB][4], uint i) {
+        float x = fmaxf(s[0][i/2][i % 2], s[0][i/2][i % 2 + 2]);
+#pragma unroll
+        for (uint n = 1; n < N; ++n) {
+            x = fmaxf(x, fmaxf(s[n][i/2][i % 2], s[n][i/2][i % 2 + 2]));
+        }
+        return x;
+    }
+
+    // Is a score of these much larger than what the sums are relative to?
+    template <uint N> __device__ __forceinline__ bool are_beyond(const float (&s)[N][QB][4]) const {
+        bool res = false;
 #pragma unroll
         for (uint i = 0; i < 2*QB; ++i) {
-            float & x = top[i/2][i % 2];
-            x = fmaxf(s[0][i/2][i % 2], s[0][i/2][i % 2 + 2]);
-#pragma unroll
-            for (uint n = 1; n < N; ++n) {
-                x = fmaxf(x, fmaxf(s[n][i/2][i % 2], s[n][i/2][i % 2 + 2]));
-            }
-            larger = larger || x > ref[i/2][i % 2] + (float) values_of::SLACK;
+            res = res || top_of(s, i) > ref[i/2][i % 2] + (float) values_of::SLACK;
         }
-        if (__any_sync(KV_ALL_LANES, larger)) {
-#pragma unroll
-            for (uint i = 0; i < 2*QB; ++i) {
-                float & r = ref[i/2][i % 2];
-                float x = fmaxf(r, top[i/2][i % 2]);
-                for (uint n = STEPS == 2 ? 2 : 4; n < 32; n *= 2) {
-                    x = fmaxf(x, __shfl_xor_sync(KV_ALL_LANES, x, n));
-                }
-                const float less = exp2f(r - x);
-                r = x;
-                // Columns 2t and 2t + 1 of the sums.
-#pragma unroll
-                for (uint n = 0; n < C*8; n += 2) {
-                    (&acc[i/2][0][0][0])[n + i % 2] *= less;
-                }
-                weight[i/2][i % 2] *= less;
-            }
+        return __any_sync(KV_ALL_LANES, res);
+    }
+
+    // Scores that are weighed next: where one is beyond, it takes the place of what the sums are relative to.
+    template <uint N> __device__ __forceinline__ void meet(const float (&s)[N][QB][4], uint t) {
+        if (are_beyond(s)) {
+            take_largest(s, t);
         }
     }
 
-    // From scores to weights: halves in shared memory, [row][cell], `row_step` from row to row.
-    __device__ __forceinline__ void weigh(const float (&s)[QB][4], uint g, uint t, __half * weights, uint row_step) {
+    template <uint N> __device__ __forceinline__ void take_largest(const float (&s)[N][QB][4], uint t) {
+#pragma unroll
+        for (uint i = 0; i < 2*QB; ++i) {
+            float & r = ref[i/2][i % 2];
+            float x = fmaxf(r, top_of(s, i));
+            for (uint n = STEPS == 2 ? 2 : 4; n < 32; n *= 2) {
+                x = fmaxf(x, __shfl_xor_sync(KV_ALL_LANES, x, n));
+            }
+            const float less = exp2f(r - x);
+            r = x;
+            most_product[i/2][i % 2] = factor[i/2][i % 2] > 0.0f ? (x + (float) values_of::SLACK)/factor[i/2][i % 2] : -INFINITY;
+            // Columns 2t and 2t + 1 of the sums.
+#pragma unroll
+            for (uint n = 0; n < C*8; n += 2) {
+                (&acc[i/2][0][0][0])[n + i % 2] *= less;
+            }
+            weight[i/2][i % 2] *= less;
+        }
+    }
+
+    __device__ __forceinline__ void weights_of(float (&w)[QB][4], const float (&s)[QB][4]) const {
+#pragma unroll
+        for (uint i = 0; i < 4*QB; ++i) {
+            w[i/4][i % 4] = exp2f(s[i/4][i % 4] - ref[i/4][i % 2]);
+        }
+    }
+
+    // The same of products that have no factor yet, without a mask and a cap.
+    __device__ __forceinline__ void weights_of_products(float (&w)[QB][4], const float (&s)[QB][4]) const {
+#pragma unroll
+        for (uint i = 0; i < 4*QB; ++i) {
+            w[i/4][i % 4] = exp2f(fmaf(s[i/4][i % 4], factor[i/4][i % 2], -ref[i/4][i % 2]));
+        }
+    }
+
+    __device__ __forceinline__ bool are_products_beyond(const float (&s)[1][QB][4]) const {
+        bool res = false;
+#pragma unroll
+        for (uint i = 0; i < 2*QB; ++i) {
+            res = res || !(top_of(s, i) <= most_product[i/2][i % 2]);
+        }
+        return __any_sync(KV_ALL_LANES, res);
+    }
+
+    // Weights as halves in shared memory, [row][cell], `row_step` from row to row.
+    __device__ __forceinline__ void store_weights(const float (&w)[QB][4], uint g, uint t, __half * weights, uint row_step) {
         __half * const to = weights + t % 2*2*row_step + weight_at(g) + (STEPS == 2 ? t/2*STEP : 0);
 #pragma unroll
         for (uint i = 0; i < 2*QB; ++i) {
-            const float x = exp2f(s[i/2][i % 2] - ref[i/2][i % 2]), y = exp2f(s[i/2][i % 2 + 2] - ref[i/2][i % 2]);
+            const float x = w[i/2][i % 2], y = w[i/2][i % 2 + 2];
             weight[i/2][i % 2] += x + y;
             // Where lanes t and t ^ 2 have the same, one of them stores it.
             if (STEPS == 2 || t/2 == i/2 % 2) {
                 *(__half2 *) (to + (i/2*4 + i % 2)*row_step) = __floats2half2_rn(x, y);
             }
         }
+    }
+
+    // From scores to weights.
+    __device__ __forceinline__ void weigh(const float (&s)[QB][4], uint g, uint t, __half * weights, uint row_step) {
+        float w[QB][4];
+        weights_of(w, s);
+        store_weights(w, g, t, weights, row_step);
     }
 
     // What the lane multiplies with: weights of row g % 4 of each block of rows, for its cells.
@@ -305,9 +359,14 @@ template <uint ROWS, typename Sums> __device__ __forceinline__ void store_teams(
         const attn_params & p, const Sums & sums, const block_place & at, uint chunk, uint teams, float (*softs)[2], float * all_sums) {
     constexpr uint W = Sums::WIDTH;
     const uint warp = threadIdx.x/32, g = threadIdx.x % 32/4, t = threadIdx.x % 4, heads = p.args.kv_heads;
-    sums.store_softs(softs + warp*ROWS, g, t);
+    const bool works = warp < heads*teams;
+    if (works) {
+        sums.store_softs(softs + warp*ROWS, g, t);
+    }
     __syncthreads(); // what was where the sums come is done with
-    sums.store_sums(all_sums + warp*ROWS*W, g, t);
+    if (works) {
+        sums.store_sums(all_sums + warp*ROWS*W, g, t);
+    }
     __syncthreads();
 #pragma unroll 1
     for (uint i = 4*threadIdx.x; i < heads*ROWS*W; i += 4*blockDim.x) {

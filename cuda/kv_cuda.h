@@ -80,9 +80,10 @@ struct kv_cuda_attention {
     const void *   columns; // i64: the cell of each column
 };
 
-// Kernels that copy tiles: teams of a block, tiles that each has at a time, and how many of these lie before the table.
+// Kernels that copy tiles: teams of a block, tiles that each has at a time, how many of these lie before the table, and warps beside the teams that
+// ask for tiles.
 struct kv_cuda_teams {
-    uint32_t teams, depth, front_slots;
+    uint32_t teams, depth, front_slots, askers;
 };
 
 // How an attention over some rows is split.

@@ -82,12 +82,14 @@ bool has_early_launches() {
     return known[device] == 2;
 }
 
-// Tiles of all KV heads, if they lie side by side, in units of 16 bytes, and no head has a mask of its own.
+// Tiles of all KV heads, if they lie side by side, in units of 16 bytes, as rows of the mask do, and no head has a mask of its own.
 static bool plan_bulk(const kv_cuda_attention & op, const decode_choice & choice, const kv_cuda_device & device, kv_cuda_split & plan) {
     const auto side_by_side = [&](const void * data, const uint64_t (&nb)[3], uint row_bytes) {
         return nb[1] == row_bytes && nb[0] == (uint64_t) row_bytes*op.args.kv_heads && ((uintptr_t) data | nb[2]) % 16 == 0;
     };
-    const bool fits = device.cc >= 900 && !kv_cuda_path_is("rows") && has_early_launches() && (!op.mask || op.args.mask_rows[0] == 1) && side_by_side(op.k, op.args.k_nb, op.k_bytes) && side_by_side(op.v, op.args.v_nb, op.v_bytes);
+    const kv_attn_args & args = op.args;
+    const bool mask_fits = !op.mask || (args.mask_rows[0] == 1 && ((uintptr_t) op.mask | (args.tokens > 1 ? args.mask_nb[0] : 0) | (args.mask_rows[1] > 1 ? args.mask_nb[2] : 0)) % 16 == 0);
+    const bool fits = device.cc >= 900 && !kv_cuda_path_is("rows") && has_early_launches() && mask_fits && side_by_side(op.k, args.k_nb, op.k_bytes) && side_by_side(op.v, args.v_nb, op.v_bytes);
     if (fits) {
         plan.bulk = choice.teams_of(op.args.kv_heads, device.shared_bytes);
     }
@@ -165,7 +167,7 @@ cudaError_t launch_decode(const attn_params & p, const kv_cuda_split & plan, con
     if (bulk) {
         const uint block_rows = bulk_rows(rows), blocks = divided(rows, block_rows), query_rows = p.args.streams*blocks*p.args.kv_heads*block_rows;
         err = launch_write_and_queries(writes, p, { small_divisor::of(block_rows), small_divisor::of(blocks), query_rows, has_precise_queries(p.k_kind, p.columns) ? 2*query_rows : query_rows }, stream);
-        return err == cudaSuccess ? launch_early(kernel, dim3(blocks, p.args.streams, chunks), 32*p.args.kv_heads*plan.bulk.teams, plan.shared_bytes, stream, p) : err;
+        return err == cudaSuccess ? launch_early(kernel, dim3(blocks, p.args.streams, chunks), 32*(p.args.kv_heads*plan.bulk.teams + plan.bulk.askers), plan.shared_bytes, stream, p) : err;
     }
     kernel<<<dim3(p.args.kv_heads*divided(rows, ROWS), chunks, p.args.streams), THREADS, plan.shared_bytes, stream>>>(p);
     return cudaGetLastError();

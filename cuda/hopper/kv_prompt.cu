@@ -163,14 +163,14 @@ template <uint D> __global__ void __launch_bounds__(THREADS, 1) kv_prompt(const 
             const size_t of_head = ((size_t) kv_stream*args.kv_heads + kv_head)*p.tiles*at::TILE;
             const uint8_t * keys = (const uint8_t *) p.keys + of_head, * values = (const uint8_t *) p.values + of_head;
             const uint8_t * queries = (const uint8_t *) p.queries + (((size_t) stream*args.kv_heads + kv_head)*p.row_tiles + row_tile)*(PROMPT_ROWS*D*2);
-            ask_for(shared + at::QUERIES, queries, PROMPT_ROWS*D*2, q_there);
+            ask_for<false>(shared + at::QUERIES, queries, PROMPT_ROWS*D*2, q_there);
             for (uint i = 0; i < tiles; ++i) {
                 const uint stage = i % STAGES, parity = i/STAGES & 1;
                 const size_t from = (size_t) (first_tile + (list[i] & (MIXED_TILE - 1)))*at::TILE;
                 await(k_free + 8*stage, parity ^ 1);
-                ask_for(shared + at::KEYS + stage*at::TILE, keys + from, at::TILE, k_there + 8*stage);
+                ask_for<false>(shared + at::KEYS + stage*at::TILE, keys + from, at::TILE, k_there + 8*stage);
                 await(v_free + 8*stage, parity ^ 1);
-                ask_for(shared + at::VALUES + stage*at::TILE, values + from, at::TILE, v_there + 8*stage);
+                ask_for<false>(shared + at::VALUES + stage*at::TILE, values + from, at::TILE, v_there + 8*stage);
             }
         }
         return;

@@ -244,7 +244,7 @@ const char * const WRITING = "writing a layer of 8 x 128";
 
 void all_writing(ggml_backend_t backend) {
     printf("%s:\n", WRITING);
-    for (const char * type : { "f16", "q4_0", "srft4", "srft8", "srft3", "delta4", "delta3", "band4", "band3", "polar4", "turbo4", "qjl1" }) {
+    for (const char * type : { "f16", "q4_0", "srft4", "srft8", "srft3", "delta8", "delta4", "delta3", "band4", "band3", "polar4", "turbo4", "qjl1" }) {
         printf("  %-8s", type);
         for (int tokens : { 1, 16, 512 }) {
             printf(" %4d tokens %8.4f", tokens, writing(backend, type_for(type, 128), 8*128, tokens));

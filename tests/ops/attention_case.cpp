@@ -102,7 +102,7 @@ std::vector<float> values_like_real(Rng & rng, int64_t rows, int64_t d) {
 
 }  // namespace
 
-AttentionRun::AttentionRun(const AttentionCase & c) : c_(c), kv_size_(c.shape.n_kv + 9) {
+AttentionRun::AttentionRun(const AttentionCase & c) : c_(c), kv_size_(c.shape.n_kv + 8 + c.shape.n_kv % 2) {
     Rng rng(seed_of(c.name()));
     make_values(rng);
     make_recent(rng);

@@ -131,19 +131,21 @@ void decoding(const AttentionCase & c) {
 // Query rows of one block and of two, of more than one of them, precise rows beside them.
 void decoding_of_all() {
     constexpr int CELLS = 199; // a cache of 208, so that streams begin at multiples of 16 bytes, as bulk copies do
+    const auto cells_of = [&](int tokens) { return tokens == 1 ? CELLS : CELLS + 1; }; // and rows of the mask
     const int sizes[] = { 128, 64, 256 }, tokens[] = { 1, 4, 1, 9 };
     int turn = 0;
     for (const auto & [k, values] : DECODED) {
         for (const char * v : values) {
             // Of each pair one size, or all of them.
             for (int i = 0; i < (quick ? 1 : 3); i++) {
-                const AttentionCase c = make_case(k, v, sizes[(turn + i) % 3], tokens[(turn/3 + i) % 4], CELLS);
+                const int n = tokens[(turn/3 + i) % 4];
+                const AttentionCase c = make_case(k, v, sizes[(turn + i) % 3], n, cells_of(n));
                 decoding((turn + i) % 2 == 0 ? c : with_recent(c, turn));
             }
             ++turn;
         }
     }
-    for (const AttentionCase & c : meanings_of(make_case("srft4", "srft4", 128, 2, CELLS))) {
+    for (const AttentionCase & c : meanings_of(make_case("srft4", "srft4", 128, 2, cells_of(2)))) {
         if (c.mask != Mask::per_head) { // by rows alone
             decoding(c);
         }
