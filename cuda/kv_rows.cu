@@ -28,13 +28,18 @@ static_assert(sizeof(group_memory<3>) + sizeof(float)*group_floats(256, 256) <= 
 // Rows that stand alone, of srft or of any kind, or cells that are coded together and, at common sizes, rows of srft beside them. What
 // a kernel does not need is not in it: when a token is decoded its code comes from memory each time. Of what several ops need, the last
 // in this order does for all: delta and bands are never written together (kv_cuda_write_together).
-enum class write_of { srft, rows, delta, bands };
+// srft_alone: without queries beside them.
+enum class write_of { srft_alone, srft, rows, delta, bands };
 
 static write_of needed_by(uint kind) {
     return KV_KIND_IS_BAND(kind) ? write_of::bands : KV_KIND_IS_DELTA(kind) ? write_of::delta : KV_KIND_IS_SRFT(kind) ? write_of::srft : write_of::rows;
 }
 
-// Warps of a block that writes rows, without those that make queries.
+constexpr __host__ __device__ bool is_of_srft(write_of of) {
+    return of == write_of::srft || of == write_of::srft_alone;
+}
+
+// Warps of a block that writes rows, without those that make queries. (Alone, blocks of four take 13.8 us for 512 rows of srft4, of eight 15.1.)
 constexpr __host__ __device__ uint row_warps_of(write_of of) {
     return of == write_of::rows || of == write_of::srft ? 8 : ROW_WARPS;
 }
@@ -58,8 +63,8 @@ template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_war
         return;
     }
     const rows_params & op = p.op[blockIdx.y];
-    if constexpr (OF == write_of::rows || OF == write_of::srft) {
-        write_rows<SIZE, OF == write_of::srft, row_warps_of(OF)>(op, memory, own_memory.levels, own_memory.nearest[0]);
+    if constexpr (OF == write_of::rows || is_of_srft(OF)) {
+        write_rows<SIZE, is_of_srft(OF), row_warps_of(OF)>(op, memory, own_memory.levels, own_memory.nearest[0]);
     } else if (SIZE == 0 || KV_KIND_IS_DELTA(op.kind)) {
         write_groups<SIZE, OF == write_of::bands>(op, memory, own_memory);
     } else {
@@ -191,6 +196,9 @@ static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params
         const write_of needed = needed_by(writes.op[i].kind);
         of = needed > of ? needed : of;
     }
+    if (of == write_of::srft && !attention) {
+        of = write_of::srft_alone;
+    }
     const uint warps = row_warps_of(of);
     uint   blocks = 0, count = 0;
     size_t floats = 0;
@@ -211,7 +219,7 @@ static cudaError_t launch_write(const kv_cuda_writes & writes, const attn_params
         return cudaSuccess;
     }
     const uint kernel_size = own_kernel ? size : 0;
-    const auto kernel = of == write_of::rows ? write_kernel<write_of::rows>(kernel_size) : of == write_of::srft ? write_kernel<write_of::srft>(kernel_size) :
+    const auto kernel = of == write_of::srft_alone ? write_kernel<write_of::srft_alone>(kernel_size) : of == write_of::rows ? write_kernel<write_of::rows>(kernel_size) : of == write_of::srft ? write_kernel<write_of::srft>(kernel_size) :
                         of == write_of::delta ? write_kernel<write_of::delta>(kernel_size) : write_kernel<write_of::bands>(kernel_size);
     p.count = count;
     if (count == 0) {
