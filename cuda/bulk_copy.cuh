@@ -119,8 +119,8 @@ static __device__ __forceinline__ void await(uint bar, uint parity) {
 #endif
 }
 
-// Asks for bytes of the cache, from an address that is a multiple of 16. What is no multiple of 16 is copied here. ONCE: nobody else reads them,
-// and they need not stay in the L2.
+// Asks for bytes of the cache, from an address that is a multiple of 16. What is no multiple of 16 is copied here. ONCE: few others read them,
+// if any, and they need not stay in the L2.
 template <bool ONCE> static __device__ __forceinline__ void ask_for(uint8_t * to, const uint8_t * from, uint bytes, uint bar) {
 #if KV_HAS_BULK_COPIES
     const uint most = bytes & ~15u;

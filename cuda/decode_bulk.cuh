@@ -81,6 +81,8 @@ template <uint K, uint V, uint D, uint QB> struct bulk_layout {
     static constexpr uint BACK    = WITH_TABLE ? WEIGHTS + WEIGHT_BYTES : SCALES + WARPS*SCALE_PIECES*PIECE;
 
     static_assert(MASK % 16 == 0, "it is copied");
+    static_assert(ASKERS == 0 || UNIT == 1, "they ask for tiles one by one");
+    static_assert(WARPS + ASKERS <= precise_memory<D, QB>::MOST_WARPS, "");
     static_assert((SHARED_BASE + POLAR) % (POLAR_WEIGHTS*128) == 0 || !WITH_POLAR, "places in its tables are addresses");
     static_assert(!WITH_TABLE || (WARPS*SCALE_PIECES <= 256 && WARPS*ROWS*VALUES*4 <= 1 << 16), "scales lie in the gaps, and sums in the place of the table");
 
@@ -691,34 +693,23 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
             parity ^= ring + UNIT == depth ? 1 : 0;
             ring = ring + UNIT == depth ? 0 : ring + UNIT;
         }
-        // Of a warp that asks: the tiles of its teams, in the order in which they come.
-        while (layout::ASKERS != 0 && team >= teams && lane == 0) {
-            const uint first = (next_n*teams + next_team)*UNIT;
-            if (first >= count) {
-                break;
-            }
-            if (first >= at_once) {
-                const uint first_slot = next_team*depth + ring;
-                const auto empty = [&](uint bar) {
-                    if (uses > 0) {
-                        await(bar, (uses - 1) % 2);
-                    }
-                };
-                for (uint i = 0; i < UNIT; ++i) {
-                    empty(done + 16*(first_slot + i));
-                    ask_keys(first_slot + i, first_of(first + i));
+        // Of a warp that asks: the tiles of its teams, in the order in which they come. The phase before the first has ended.
+        if (layout::ASKERS != 0 && team >= teams && lane == 0) {
+            for (uint next = next_n*teams + next_team; next < count; next = next_n*teams + next_team) {
+                if (next >= at_once) {
+                    const uint slot = next_team*depth + ring;
+                    await(done + 16*slot, (uses + 1) % 2);
+                    ask_keys(slot, first_of(next));
+                    await(done + 16*slot + 8, (uses + 1) % 2);
+                    ask_values(slot, first_of(next));
                 }
-                for (uint i = 0; i < UNIT; ++i) {
-                    empty(done + 16*(first_slot + i) + 8);
-                    ask_values(first_slot + i, first_of(first + i));
+                next_team += p.bulk.askers;
+                if (next_team >= teams) {
+                    next_team = warp - heads*teams;
+                    ++next_n;
+                    uses += ring + 1 == depth ? 1 : 0;
+                    ring = ring + 1 == depth ? 0 : ring + 1;
                 }
-            }
-            next_team += p.bulk.askers;
-            if (next_team >= teams) {
-                next_team = warp - heads*teams;
-                ++next_n;
-                uses += ring + UNIT == depth ? 1 : 0;
-                ring = ring + UNIT == depth ? 0 : ring + UNIT;
             }
         }
         __syncwarp();

@@ -59,7 +59,7 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
     static constexpr bool DELTA = is_delta(K), ROW_FOR_LANE = decode_keys_of<K, D, QB>::ROW_FOR_LANE;
 
     float factor[QB][2], ref[QB][2]; // ref: what the sums are relative to
-    float most_product[QB][2];       // of products, which need no other ref
+    float most_product[QB][2];       // of products that need no other ref; below a factor of zero there are none
     float acc[QB][C][2][4]; // [block of rows][chunk][pair of values]: lanes t < 2 have the first scale, the others the second
     float weight[QB][2];    // sums of the weights of the lane's cells
     bool  softcap, alibi;
@@ -197,7 +197,8 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
             }
             const float less = exp2f(r - x);
             r = x;
-            most_product[i/2][i % 2] = factor[i/2][i % 2] > 0.0f ? (x + (float) values_of::SLACK)/factor[i/2][i % 2] : -INFINITY;
+            const float f = factor[i/2][i % 2], most = x + (float) values_of::SLACK;
+            most_product[i/2][i % 2] = f > 0.0f ? most/f : f == 0.0f && most >= 0.0f ? INFINITY : -INFINITY; // rows of zeros fill a block
             // Columns 2t and 2t + 1 of the sums.
 #pragma unroll
             for (uint n = 0; n < C*8; n += 2) {

@@ -44,13 +44,13 @@ constexpr __host__ __device__ uint row_warps_of(write_of of) {
     return of == write_of::rows || of == write_of::srft ? 8 : ROW_WARPS;
 }
 
-template <uint SIZE, write_of OF> __global__ void __launch_bounds__(2*32*row_warps_of(OF)) kv_write(const KV_IN_PLACE write_params p) {
+template <uint SIZE, write_of OF> __global__ void __launch_bounds__((OF == write_of::srft_alone ? 1 : 2)*32*row_warps_of(OF)) kv_write(const KV_IN_PLACE write_params p) {
     extern __shared__ float memory[];
     __shared__ group_memory<OF == write_of::bands ? 3 : 1> own_memory;
     prefetch_tables(threadIdx.x % 32);
     wait_for_previous();
     if (threadIdx.x/32 >= p.row_warps) {
-        if constexpr (SIZE != 0) {
+        if constexpr (SIZE != 0 && OF != write_of::srft_alone) {
             const uint warps = blockDim.x/32 - p.row_warps, warp = (blockIdx.y*gridDim.x + blockIdx.x)*warps + threadIdx.x/32 - p.row_warps;
             write_queries<SIZE, OF == write_of::rows>(p.attention, p.queries, warp, gridDim.x*gridDim.y*warps, warps, threadIdx.x % 32);
         }

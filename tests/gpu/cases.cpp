@@ -126,7 +126,7 @@ void pairs() {
 // Everything that the op can mean, for a few pairs.
 void meanings(const std::string & k, const std::string & v, int n_q) {
     const int d = 128;
-    const AttentionCase base = make_case(k, v, d, n_q, 100);
+    const AttentionCase base = make_case(k, v, d, n_q, 104); // rows of the mask begin at multiples of 16 bytes
 
     int turn = n_q;
     for (const AttentionCase & c : meanings_of(base)) {
@@ -185,7 +185,7 @@ void long_ones() {
                 run(c);
                 run(with_recent(c, turn++));
             }
-            AttentionCase c = make_case(k, v, d, 3, 1500);
+            AttentionCase c = make_case(k, v, d, 3, 1504);
             c.shape.n_stream = 2;
             run(c);
             run(with_recent(c, turn++));
@@ -201,6 +201,17 @@ void long_ones() {
             c.mask = Mask::window;
             run(c);
         }
+    }
+}
+
+// Chunks of more tiles than a block has room for at once.
+void long_chunks() {
+    for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft4", "srft4" }, { "srft8", "srft8" }, { "qjl1", "srft4" }, { "delta4", "srft4" }, { "polar4", "polar4" } }) {
+        AttentionCase c = make_case(k, v, 128, 1, 17600);
+        c.shape.n_stream  = 8;
+        c.shape.n_head    = 6;
+        c.shape.n_head_kv = 2;
+        run(c);
     }
 }
 
@@ -391,6 +402,7 @@ void run_gpu_cases(const GpuTest & test) {
     quiet_and_loud();
     if (gpu.is_fast) {
         long_ones();
+        long_chunks();
         run_steps(gpu.backend, gpu.fused);
         run_calibrated_steps(gpu.backend, gpu.fused, 192);
     }

@@ -16,7 +16,7 @@ int64_t fused_ops = 0;
 Decoded decoded = {};
 
 constexpr kv_cuda_device HOPPER = { 900, 6, 227*1024 };
-kv_cuda_device device_now = { 750, 6, 163*1024 }; // few multiprocessors: cells are split, and blocks are not many
+kv_cuda_device device_now = { 750, 6, 163*1024 };
 
 // The attention at `node`, which becomes the last node that is done.
 cudaError_t attend(const ggml_cgraph * graph, int & node) {
@@ -134,8 +134,9 @@ Decoded emulated_decoded() {
     return decoded;
 }
 
-void emulate_gpu(int cc) {
+void emulate_gpu(int cc, int multiprocessors) {
     device_now.cc = cc;
+    device_now.sms = multiprocessors;
     device_now.shared_bytes = (cc >= 900 ? 227 : 163)*1024;
 }
 

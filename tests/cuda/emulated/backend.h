@@ -9,7 +9,8 @@ ggml_backend_t emulated_backend();
 // How many ops so far were done together with others.
 int64_t emulated_fused();
 // From now on as on this GPU: 750 attends by kv_tile.cu, 800 decodes by rows, 900 by bulk copies.
-void emulate_gpu(int cc);
+// It has few multiprocessors: cells are split, and blocks are not many.
+void emulate_gpu(int cc, int multiprocessors = 6);
 // How many attentions so far were decoded: by kernels that read the cache as it is (kv_decode.cu), and those among them that copy in bulk. And prompts by the
 // kernel for Hopper.
 struct Decoded {

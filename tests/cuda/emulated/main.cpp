@@ -166,6 +166,32 @@ void decoding_of_all() {
     }
 }
 
+// Slots that tiles come into again and again: one block has all cells. Asked for by warps beside the teams (srft and qjl1 of 128), of which there are
+// fewer than teams where KV heads are few, or by the last warp that is done with a slot; query rows that fill a block, and others.
+void decoding_of_long_chunks() {
+    struct Long {
+        const char * k, * v;
+        int          d, heads, kv_heads, tokens, cells;
+    };
+    const Long all[] = {
+        { "srft4", "srft4", 128, 32, 8, 1, 616 }, { "srft4", "srft4", 128, 9, 3, 1, 1100 },  { "srft8", "srft8", 128, 2, 1, 1, 1990 }, { "qjl1", "srft4", 128, 4, 2, 2, 1000 },
+        { "delta4", "srft4", 128, 16, 4, 1, 900 }, { "polar4", "polar4", 128, 8, 4, 1, 700 }, { "srft3", "srft2", 64, 9, 3, 1, 1496 },  { "srft4", "srft3", 256, 4, 4, 1, 300 },
+    };
+    int turn = 0;
+    for (const Long & l : all) {
+        AttentionCase c = make_case(l.k, l.v, l.d, l.tokens, l.cells);
+        c.shape.n_head    = l.heads;
+        c.shape.n_head_kv = l.kv_heads;
+        emulate_gpu(900, 1);
+        const Decoded before = emulated_decoded();
+        if (attention(turn % 3 == 2 ? with_recent(c, turn) : c, "long chunks: ")) {
+            check(emulated_decoded().bulk == before.bulk + 3, "with bulk copies");
+        }
+        emulate_gpu(750);
+        ++turn;
+    }
+}
+
 // By the kernel for Hopper, and by no other.
 void prompt(const AttentionCase & c) {
     const int64_t before = emulated_decoded().prompts;
@@ -219,6 +245,7 @@ int main(int argc, char ** argv) {
     test_writes(rows_after_emulated, quick ? std::vector<int>{ 64 } : std::vector<int>{ 128, 64, 256 });
     attention_of_all();
     decoding_of_all();
+    decoding_of_long_chunks();
     calibrated_steps();
     prompts();
     return end_program();
