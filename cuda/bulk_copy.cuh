@@ -71,13 +71,8 @@ template <bool ASKS> static __device__ __forceinline__ unsigned long long leave(
             "setp.eq.u32 first, %2, 0;\n"
             "@first mbarrier.arrive.shared::cta.b64 %0, [%1];\n"
             "}" : "+l"(state) : "r"(bar), "r"(lane) : "memory");
-    } else {
-        asm volatile(
-            "{\n"
-            ".reg .pred first;\n"
-            "setp.eq.u32 first, %1, 0;\n"
-            "@first mbarrier.arrive.shared::cta.b64 _, [%0];\n"
-            "}" :: "r"(bar), "r"(lane) : "memory");
+    } else if (lane == 0) {
+        arrive(bar);
     }
 #endif
     return state;

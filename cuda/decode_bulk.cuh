@@ -719,11 +719,8 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
         }
         __syncthreads(); // all are done with the slots
         count = counts[0];
-        // The end of a tile may have been stored where a copy comes now.
-        if (layout::ASKERS != 0) {
-            end_writes_before_copies();
-        } else if (head == 0 && lane == 0 && team < teams) {
-            end_writes_before_copies();
+        end_writes_before_copies(); // the end of a tile may have been stored where a copy comes now
+        if (layout::ASKERS == 0 && head == 0 && lane == 0 && team < teams) {
             for (uint i = 0; i < depth; ++i) {
                 const uint slot = team*depth + (ring + i) % depth, next = tile + i/UNIT*UNIT*teams + i % UNIT;
                 if (next < count) {
