@@ -1,8 +1,7 @@
 // Products of queries with the keys of 16 cells in bands, by integer tensor cores: decode_keys.cuh for rows whose codes have other
 // widths in each band of 32 values.
 //
-// A band makes one product, or two of 4 bits, which are added up. Columns 2t and 2t + 1 of the second operand have the two planes of one
-// query row, so that a lane has both and joins them. Which values of a band a lane has is free, as long as queries have the same order; it follows from how codes are packed
+// A band makes one product, or two of 4 bits, which are added up. Which values of a band a lane has is free, as long as queries have the same order; it follows from how codes are packed
 // (kv_band.h), so that each of them is a selector of prmt where it lies:
 //
 //     5 and 3   Two words, of values 8t to 8t + 7 of both bands. A shift apart, nibbles of one word are those places of the first band that
@@ -33,10 +32,9 @@ template <uint KIND, uint D> __host__ __device__ constexpr uint chunk_at(uint ch
 
 template <uint KIND, uint D, uint QB> struct decode_band_keys {
     static constexpr uint C = D/64, SCALES = D/32, FIRST_WIDE = wide_band_bits(KIND, D, 0);
-    static constexpr bool CHOOSES_SCALES = false, JOINED = false, ROW_FOR_LANE = true;
-    static constexpr uint CELL_SCALES = 2*C, LANE_SCALES = 2*C;
+    static constexpr bool JOINED = false;
+    static constexpr uint CELL_SCALES = 2*C;
 
-    static __device__ __forceinline__ uint lane_scales_at(uint) { return 0; }
     static __device__ __forceinline__ uint scale_number(uint c, uint second) { return 2*c + second; }
     static __device__ __forceinline__ uint shift_of(uint) { return 0; }
 
@@ -92,8 +90,6 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
         query_bytes bytes[4*C*QB];
 
         template <typename Planes> __device__ __forceinline__ void load(const Planes & planes, uint g, uint t) {
-            // Column g is plane g % 2 of the row of lanes g/2: rows 0 and 1 are those of lanes 0 and 2, 2 and 3 those of lanes 1 and 3.
-            const uint plane = g % 2, query = g/2 % 2*2 + g/4;
 #pragma unroll
             for (uint i = 0; i < 4*C*QB; ++i) {
                 const uint half_of = i % 2, qb = i/2 % QB, second = i/2/QB % 2, c = i/4/QB, wide = wide_band_bits(KIND, D, c);
@@ -111,7 +107,7 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
                     first = 4*t + 2*half_of;
                     apart = 16;
                 }
-                bytes[i].load(&planes[plane][4*qb + query][64*c + 32*second + first], apart);
+                bytes[i].load(&planes[g % 2][4*qb + g/2][64*c + 32*second + first], apart);
             }
         }
     };
@@ -136,8 +132,7 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
         return kv_band_scale(wide_band_bits(KIND, D, c) - 2*second, scales[n][c/2] >> (16*(c % 2) + 8*second) & 255);
     }
 
-    // s[r] of cells g and g + 8, of one of four query rows: in units of the queries' second plane and of the scales, `scale_of` as decode_keys
-    // has it.
+    // As decode_keys has it.
     template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][2]) const {
 #pragma unroll
         for (uint i = 0; i < 2*C; ++i) {
@@ -161,7 +156,7 @@ template <uint KIND, uint D, uint QB> struct decode_band_keys {
                 }
 #pragma unroll
                 for (uint n = 0; n < 2; ++n) {
-                    const float scale = n == 0 ? s0 : s1, sum = (float) (sums[2*n]*SECOND_PLANE + sums[2*n + 1]);
+                    const float scale = n == 0 ? s0 : s1, sum = joined_planes(sums[2*n], sums[2*n + 1]);
                     s[qb][n] = i == 0 ? scale*sum : fmaf(scale, sum, s[qb][n]);
                 }
             }

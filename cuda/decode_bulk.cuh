@@ -183,14 +183,12 @@ template <uint K, uint D> __device__ __forceinline__ void make_level_scales(uint
             }
         }
     }
-    // All first ones and then the second ones, where a lane needs the one or the other.
-    const auto place = [&](uint i) { return scale(decode_keys_of<K, D, 1>::CHOOSES_SCALES ? i % C*2 + i/C : i); };
     if constexpr (COUNT == 2) {
-        *(::float2 *) at = make_float2(place(0), place(1));
+        *(::float2 *) at = make_float2(scale(0), scale(1));
     } else {
 #pragma unroll
         for (uint i = 0; i < COUNT; i += 4) {
-            *(::float4 *) (at + 4*i) = make_float4(place(i), place(i + 1), place(i + 2), place(i + 3));
+            *(::float4 *) (at + 4*i) = make_float4(scale(i), scale(i + 1), scale(i + 2), scale(i + 3));
         }
     }
 }
@@ -218,7 +216,7 @@ template <uint V, uint D> __device__ __forceinline__ void make_value_scales(uint
     uint halves[2*C];
 #pragma unroll
     for (uint i = 0; i < 2*C; ++i) {
-        halves[i] = decode_values_of<V, D>::two_scales(words, i % C) & half_of_lane(i < C ? 0 : 4);
+        halves[i] = decode_values_of<V, D>::two_scales(words, i % C) & half_of_lane(i < C ? 0 : 1);
     }
     if constexpr (C == 1) {
         *(::uint2 *) at = make_uint2(halves[0], halves[1]);
@@ -486,7 +484,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     typename keys_of::loaded_queries loaded;
     loaded.load((const signed char (*)[ROWS][QUERY]) (planes + head*2*ROWS*QUERY), g, t);
     typedef decode_sums<K, V, D, QB, TILE_STEPS> sums_of;
-    float scale_of_row[2*QB];
+    float scale_of_row[QB];
     sums_of::load_scales(scale_of_row, query_scale + head*ROWS, t);
     ask_tiles(first_asked, 2*teams*depth);
     if constexpr (DELTA) {
@@ -521,8 +519,8 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     __half * const weights = (__half *) (raw + layout::WEIGHTS + warp*layout::WARP_WEIGHTS);
     uint8_t * const row_scales = raw + layout::SCALES + warp*layout::SCALE_PIECES*layout::PIECE;
     constexpr uint KEY_WORDS = keys_of::CELL_SCALES, VALUE_WORDS = 2*SCALE_WORDS;
-    const uint8_t * const key_scales = kept(row_scales + scales_place<KEY_WORDS, layout::PIECE>(g) + 4*keys_of::lane_scales_at(t), lane);
-    const uint8_t * const value_scales = kept(row_scales + scales_place<VALUE_WORDS, layout::PIECE>(t) + g/4*(4*SCALE_WORDS), lane);
+    const uint8_t * const key_scales = kept(row_scales + scales_place<KEY_WORDS, layout::PIECE>(g), lane);
+    const uint8_t * const value_scales = kept(row_scales + scales_place<VALUE_WORDS, layout::PIECE>(t) + g % 2*(4*SCALE_WORDS), lane);
     uint8_t * const key_scales_to = kept(row_scales + scales_place<KEY_WORDS, layout::PIECE>(lane), lane);
     uint8_t * const value_scales_to = KEY_WORDS == VALUE_WORDS ? key_scales_to : kept(row_scales + scales_place<VALUE_WORDS, layout::PIECE>(lane), lane);
     // What the lane reads of a tile, where its slot is the first of shared memory: the row whose scales it makes, those whose codes it has, and its codes.
@@ -534,9 +532,15 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
     const uint k_shift = keys_of::JOINED ? kept(keys_of::shift_of(k_begin & 2), lane) : 0, v_shift = values_of::JOINED ? kept(values_of::shift_of(v_begin & 2), lane) : 0;
     decode_group<K, D, QB> group;
     const float * const q_of_lane = DELTA ? (const float *) kept((const uint8_t *) (q + head*ROWS*(D/32)*at.query_step + group.query_at(at.query_step, lane)), lane) : nullptr;
-    const typename decode_group<K, D, QB>::template whole_chain<TILE_STEPS> whole(lane);
+    const chained_cells whole(lane/4, 0xff);
     // The first cell of the n-th tile that is read. The list says as well whether the mask adds anything to a tile.
     const auto first_of = [&](uint n) { return list[n]/TILE*TILE; };
+    // Scores of a group's second tile to the place of the first.
+    const auto move_up = [](typename sums_of::scores (&s)[UNIT]) {
+        if constexpr (UNIT == 2) {
+            copy_scores(s[0], s[1]);
+        }
+    };
     uint tile = team*UNIT, ring = 0, parity = 0, count = counts[1]; // tiles that are not written to, and then the others
     uint next_team = warp - heads*teams, next_n = 0, uses = 0; // of a warp that asks: whose tile comes next, which, and how often slots have been used
     while (true) {
@@ -547,7 +551,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
             // Is there a tile that comes next into a slot, and was this warp the last that was done with it?
             const auto asks = [&](uint bar, unsigned long long left, uint i) { return layout::ASKERS == 0 && tile + depth*teams + i < count && was_last(bar, left, lane); };
             const uint listed = UNIT == 2 ? *(const uint *) &list[tile] : 0; // of both
-            float s[UNIT][QB][4]; // of the tile at hand: the last one while keys are multiplied, the first one while values are
+            typename sums_of::scores s[UNIT]; // of the tile at hand: the last one while keys are multiplied, the first one while values are
             if (DELTA) {
                 group.begin();
             }
@@ -568,7 +572,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                     group.template take<tile_bytes>(i, k_row + k_at, key_count > first ? key_count - first : 0, q_of_lane, at.query_step, lane);
                 }
                 __syncwarp();
-                typename sums_of::products parts[TILE_STEPS];
+                move_up(s);
 #pragma unroll
                 for (uint step = 0; step < TILE_STEPS; ++step) {
                     if (step > 0) {
@@ -576,18 +580,16 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                     }
                     k.join();
                     const auto scales_at = [&](uint n) { return (const float *) (key_scales + scales_place<KEY_WORDS, layout::PIECE>(step*STEP + 8*n)); };
-                    float scales[2][keys_of::LANE_SCALES];
+                    float scales[2][KEY_WORDS];
                     load_floats(scales[0], scales_at(0));
                     load_floats(scales[1], scales_at(1));
-                    k.products(b, t, [&](uint n, uint c, uint second) { return scales[n][keys_of::scale_number(c, second)]; }, parts[step]);
+                    k.products(b, t, [&](uint n, uint c, uint second) { return scales[n][keys_of::scale_number(c, second)]; }, s[UNIT - 1][step]);
                 }
                 __syncwarp();
                 const auto left = leave<layout::ASKERS == 0>(done + 16*slot, lane);
-#pragma unroll
-                for (uint x = 0; x < 4*QB && UNIT == 2; ++x) {
-                    s[0][x/4][x % 4] = s[UNIT - 1][x/4][x % 4];
+                if (DELTA) {
+                    sums.scale(s[UNIT - 1]);
                 }
-                sums.join(parts, t, s[UNIT - 1]);
                 if (asks(done + 16*slot, left, i)) {
                     ask_keys(slot, first_of(tile + depth*teams + i));
                 }
@@ -597,46 +599,48 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                     group.make_base(sums.score_unit(p), t); // in both branches, each of which has other work while lanes wait for each other
 #pragma unroll
                     for (uint i = 0; i < UNIT; ++i) {
-                        group.template follow_whole<TILE_STEPS>(whole, lane, s[i]);
+                        group.follow_whole(whole, lane, s[i]);
                     }
                 } else {
                     group.make_base(sums.score_unit(p), t);
                     group.find_kinds();
 #pragma unroll
                     for (uint i = 0; i < UNIT; ++i) {
-                        group.template follow<TILE_STEPS>(i*TILE, lane, s[i]);
+                        group.follow(i*TILE, lane, s[i]);
                     }
 #pragma unroll
                     for (uint i = 0; i < UNIT; ++i) {
-                        group.template add_base<TILE_STEPS>(i*TILE, lane, s[i]);
+                        group.add_base(i*TILE, lane, s[i]);
                     }
                 }
             }
             const auto score = [&]() {
 #pragma unroll
                 for (uint i = 0; i < UNIT; ++i) {
-                    sums.scale(s[i]);
+                    if (!DELTA) {
+                        sums.scale(s[i]);
+                    }
                     const uint here = UNIT == 2 ? listed >> 16*i & 0xffff : list[tile];
                     if (here % TILE != 0) {
                         sums.cap(args, s[i]);
                         uint own = lane;
                         keep(own); // so that what follows is made here, not kept: few tiles need it
                         const uint own_t = own % 4;
-                        const unsigned short * const seen_by = mask + here/TILE*TILE + own_t/2*STEP + own/4;
-                        float bias[QB][4];
+                        const unsigned short * const seen_by = mask + here/TILE*TILE + own/4;
+                        float bias[QB][2*TILE_STEPS];
 #pragma unroll
-                        for (uint x = 0; x < 4*QB; ++x) {
-                            const bool same = one_mask && (x >= 4 || x % 2 != 0);
-                            bias[x/4][x % 4] = same ? bias[0][x % 4/2*2] :
-                                __half2float(__ushort_as_half(seen_by[(block.token_of(sums.row_of(x/4*2 + x % 2, own_t)) - first_token)*chunk_cells + x % 4/2*8]))*LOG2_E;
+                        for (uint x = 0; x < 2*TILE_STEPS*QB; ++x) {
+                            const uint qb = x/(2*TILE_STEPS), n = x % (2*TILE_STEPS);
+                            bias[qb][n] = one_mask && qb > 0 ? bias[0][n] :
+                                __half2float(__ushort_as_half(seen_by[(block.token_of(sums.row_of(qb, own_t)) - first_token)*chunk_cells + 8*n]))*LOG2_E;
                         }
-                        sums.add_bias(s[i], bias, slopes + head*ROWS, own_t);
+                        sums.add_bias(s[i], [&](uint qb, uint behind) { return bias[qb][behind/8]; }, slopes + head*ROWS, own_t);
                     }
                 }
             };
             if (UNIT == 2) {
                 score();
-                sums.meet(s, t);
+                sums.meet(s);
             }
 #pragma unroll 1
             for (uint i = 0; i < UNIT; ++i) {
@@ -653,17 +657,20 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                     make_value_scales<V, D>(value_scales_to, v_row + v_at);
                 }
                 if constexpr (UNIT == 1) { // while scales and the first codes are on their way
-                    float w[QB][4];
-                    sums.weights_of_products(w, s[0]); // as a rule they are right, and made while lanes hear of each other
+                    typename sums_of::scores w;
+                    copy_scores(w, s[0]);
+                    sums.weights_of_products(w); // as a rule they are right, and made while lanes hear of each other
                     const bool masked_tile = list[tile] % TILE != 0;
                     if (sums.are_products_beyond(s) || masked_tile) {
                         score();
-                        sums.meet(s, t);
-                        sums.weights_of(w, s[0]);
+                        sums.meet(s);
+                        copy_scores(w, s[0]);
+                        sums.weights_of(w);
                     }
                     sums.store_weights(w, g, t, weights, TILE_WEIGHTS);
                 } else {
-                    sums.weigh(s[0], g, t, weights, TILE_WEIGHTS);
+                    sums.weights_of(s[0]);
+                    sums.store_weights(s[0], g, t, weights, TILE_WEIGHTS);
                 }
                 __syncwarp();
 #pragma unroll
@@ -682,10 +689,7 @@ template <uint K, uint V, uint D, uint QB, bool RECENT> __device__ __forceinline
                 }
                 __syncwarp();
                 const auto left = leave<layout::ASKERS == 0>(done + 16*slot + 8, lane);
-#pragma unroll
-                for (uint x = 0; x < 4*QB && UNIT == 2; ++x) {
-                    s[0][x/4][x % 4] = s[UNIT - 1][x/4][x % 4];
-                }
+                move_up(s);
                 if (asks(done + 16*slot + 8, left, i)) {
                     ask_values(slot, first_of(tile + depth*teams + i));
                 }

@@ -34,6 +34,26 @@ template <uint SLOTS> struct slot_words {
     }
 };
 
+// How a lane's cell hangs on those before it, of eight that follow each other: cell g is the lane's.
+struct chained_cells {
+    float factor[3]; // of w of the cell 1, 2 and 4 before
+    float reach;     // of that before the eight
+    float through;   // the same of the last of them
+
+    __device__ __forceinline__ chained_cells() {}
+
+    // `chained` has a bit for each of them that hangs on the one before.
+    __device__ __forceinline__ chained_cells(uint g, uint chained) {
+        const float one = KV_DELTA_RHO, two = one*one, four = two*two;
+        const auto all = [&](uint count) { return g >= count && (~chained >> (g - count + 1) & ((1u << count) - 1)) == 0; };
+        factor[0] = all(1) ? one : 0.0f;
+        factor[1] = all(2) ? two : 0.0f;
+        factor[2] = all(4) ? four : 0.0f;
+        reach     = (~chained & ((2u << g) - 1)) == 0 ? exp2f((float) (g + 1)*log2f(KV_DELTA_RHO)) : 0.0f;
+        through   = chained == 0xff ? four*four : 0.0f;
+    }
+};
+
 // How the cells of a group hang together, and what they leave to the next ones. For each group: `begin`, `take` its first 32 rows and
 // the others, `make_base`, `find_kinds`. For its cells in their order: `follow`, and behind `make_base` `add_base`.
 template <uint KIND, uint D, uint QB> struct decode_group {
@@ -43,8 +63,8 @@ template <uint KIND, uint D, uint QB> struct decode_group {
     uint  firsts[2];    // the first slots of cells `lane` and `lane` + 32
     uint  kinds[2][2];  // bits 0 of the kinds of cells 0 to 31, of the others; bits 1
     float dots[4*QB];   // the lane's part of q.m
-    float base[QB][2];  // q.m
-    float carry[QB][2]; // w of the cell before, as if nothing but residuals counted
+    float base[QB];     // q.m
+    float carry[QB];    // w of the cell before, as if nothing but residuals counted
     float left_out;     // the part of m that the cell before is without
 
     __device__ __forceinline__ void begin() {
@@ -53,8 +73,8 @@ template <uint KIND, uint D, uint QB> struct decode_group {
             dots[i] = 0.0f;
         }
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            carry[i/2][i % 2] = 0.0f;
+        for (uint qb = 0; qb < QB; ++qb) {
+            carry[qb] = 0.0f;
         }
         left_out = 0.0f;
     }
@@ -96,20 +116,17 @@ template <uint KIND, uint D, uint QB> struct decode_group {
         const bool framed = (__shfl_sync(KV_ALL_LANES, firsts[0], 0) & KV_DELTA_FRAMED) != 0;
 #pragma unroll
         for (uint qb = 0; qb < QB; ++qb) {
-            // Rows 2 (t % 2) and the next, then one of them, t/2, and at last both again.
+            // A lane's row t: first one of two, with the lane beside it, and then one of these, with the lane two away.
             const auto exchanged = [&](float first, float second, uint which, uint n) {
                 return (which ? second : first) + __shfl_xor_sync(KV_ALL_LANES, which ? first : second, n);
             };
             const float * const of = dots + 4*qb;
-            float x = exchanged(exchanged(of[0], of[2], t % 2, 1), exchanged(of[1], of[3], t % 2, 1), t/2, 2);
+            float x = exchanged(exchanged(of[0], of[1], t % 2, 1), exchanged(of[2], of[3], t % 2, 1), t/2, 2);
 #pragma unroll
             for (uint n = 4; n < 32; n *= 2) {
                 x += __shfl_xor_sync(KV_ALL_LANES, x, n);
             }
-            x = framed ? unit*x : 0.0f;
-            const float y = __shfl_xor_sync(KV_ALL_LANES, x, 2);
-            base[qb][0] = t/2 ? y : x;
-            base[qb][1] = t/2 ? x : y;
+            base[qb] = framed ? unit*x : 0.0f;
         }
     }
 
@@ -128,43 +145,62 @@ template <uint KIND, uint D, uint QB> struct decode_group {
     }
 
     // From q.d to scores in such a group.
-    template <uint STEPS, typename Chain> __device__ __forceinline__ void follow_whole(const Chain & cells, uint lane, float (&s)[QB][4]) {
+    template <uint STEPS> __device__ __forceinline__ void follow_whole(const chained_cells & cells, uint lane, float (&s)[STEPS][QB][2]) {
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            float & x = s[i/2][i % 2], & y = s[i/2][i % 2 + 2];
-            cells.follow(x, y, carry[i/2][i % 2], lane);
-            x += base[i/2][i % 2];
-            y += base[i/2][i % 2];
+        for (uint qb = 0; qb < QB; ++qb) {
+            float w[2*STEPS];
+            follow_cells(w, s, qb, [&](uint) { return cells; }, carry[qb], lane);
+#pragma unroll
+            for (uint i = 0; i < 2*STEPS; ++i) {
+                s[i/2][qb][i % 2] = w[i] + base[qb];
+            }
         }
     }
 
-    // From q.d of cells g and g + 8 of the 16 from `first` on, a cell of the group, to products with what the cells have beside m. With
-    // STEPS of two, of 32 cells: lanes t < 2 have the first 16 of them.
-    template <uint STEPS> __device__ __forceinline__ void follow(uint first, uint lane, float (&s)[QB][4]) {
-        const chain<STEPS> cells(*this, first, lane);
+    // From q.d of cells g, g + 8 and so on, behind the `first` of the group, to products with what the cells have beside m.
+    template <uint STEPS> __device__ __forceinline__ void follow(uint first, uint lane, float (&s)[STEPS][QB][2]) {
+        chained_cells cells[2*STEPS];
+        find_chains(cells, first, lane);
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            cells.follow(s[i/2][i % 2], s[i/2][i % 2 + 2], carry[i/2][i % 2], lane);
+        for (uint qb = 0; qb < QB; ++qb) {
+            float w[2*STEPS];
+            follow_cells(w, s, qb, [&](uint i) { return cells[i]; }, carry[qb], lane);
+#pragma unroll
+            for (uint i = 0; i < 2*STEPS; ++i) {
+                s[i/2][qb][i % 2] = w[i];
+            }
         }
     }
 
     // And from those to the scores of their keys.
-    template <uint STEPS> __device__ __forceinline__ void add_base(uint first, uint lane, float (&s)[QB][4]) {
-        const uint at = place_of<STEPS>(first, lane), g = lane/4;
-        const uint low = of_half(kinds[0], first), high = of_half(kinds[1], first), there = (low | high) >> at;
-        float part[2] = { 1.0f, 1.0f };
+    template <uint STEPS> __device__ __forceinline__ void add_base(uint first, uint lane, float (&s)[STEPS][QB][2]) {
+        const uint g = lane/4, low = of_half(kinds[0], first) >> first % 32, high = of_half(kinds[1], first) >> first % 32;
+        float part[2*STEPS];
+#pragma unroll
+        for (uint i = 0; i < 2*STEPS; ++i) {
+            part[i] = 1.0f;
+        }
         if (((kinds[0][0] & ~kinds[1][0]) | (kinds[0][1] & ~kinds[1][1])) != 0) {
             // A row alone is without m, and those that hang on it are without a part of it.
-            const uint alone = (low & ~high) >> at;
-            float x = alone >> g & 1 ? 1.0f : 0.0f, y = alone >> (g + 8) & 1 ? 1.0f : 0.0f;
-            chain<STEPS>(*this, first, lane).follow(x, y, left_out, lane);
-            part[0] -= x;
-            part[1] -= y;
+            float alone[STEPS][1][2];
+#pragma unroll
+            for (uint i = 0; i < 2*STEPS; ++i) {
+                alone[i/2][0][i % 2] = (low & ~high) >> (g + 8*i) & 1 ? 1.0f : 0.0f;
+            }
+            chained_cells cells[2*STEPS];
+            find_chains(cells, first, lane);
+            float without[2*STEPS];
+            follow_cells(without, alone, 0, [&](uint i) { return cells[i]; }, left_out, lane);
+#pragma unroll
+            for (uint i = 0; i < 2*STEPS; ++i) {
+                part[i] -= without[i];
+            }
         }
 #pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            float & x = s[i/4][i % 4];
-            x = (there >> (g + i % 4/2*8) & 1) != 0 ? fmaf(part[i % 4/2], base[i/4][i % 2], x) : 0.0f;
+        for (uint i = 0; i < 2*STEPS*QB; ++i) {
+            const uint n = i/QB, qb = i % QB;
+            float & x = s[n/2][qb][n % 2];
+            x = ((low | high) >> (g + 8*n) & 1) != 0 ? fmaf(part[n], base[qb], x) : 0.0f;
         }
     }
 
@@ -173,93 +209,40 @@ template <uint KIND, uint D, uint QB> struct decode_group {
         return first >= 32 ? words[1] : words[0];
     }
 
-    // Where the lane's 16 cells begin, of the 32 that they are among.
-    template <uint STEPS> static __device__ __forceinline__ uint place_of(uint first, uint lane) {
-        return first % 32 + (STEPS == 2 ? lane % 4/2*16 : 0);
+    // What the lane's cells are in the scan over those from `first` on, eight at a time.
+    template <uint COUNT> __device__ __forceinline__ void find_chains(chained_cells (&cells)[COUNT], uint first, uint lane) const {
+        static_assert(KV_DELTA_EMPTY == 0 && KV_DELTA_ALONE == 1 && KV_DELTA_CHAINED == 3, "");
+        const uint low = of_half(kinds[0], first), high = of_half(kinds[1], first);
+        // The first of a group has none before it, and nothing is carried to it.
+        const uint before = (low | high) << 1 | (first >= 32 ? (kinds[0][0] | kinds[1][0]) >> 31 : 0);
+        const uint chained = (low & high & before) >> first % 32; // a bit for each that hangs on the one before
+#pragma unroll
+        for (uint i = 0; i < COUNT; ++i) {
+            cells[i] = chained_cells(lane/4, chained >> 8*i & 0xff);
+        }
     }
 
-    // The scan over the cells of a call of `follow`.
-    template <uint STEPS> struct chain {
-        float factor[2][3], whole[2], inner; // of eight cells and of the eight behind them
-
-        __device__ __forceinline__ chain(const decode_group & group, uint first, uint lane) {
-            const uint g = lane/4, t = lane % 4;
-            const uint low = of_half(group.kinds[0], first), high = of_half(group.kinds[1], first);
-            static_assert(KV_DELTA_EMPTY == 0 && KV_DELTA_ALONE == 1 && KV_DELTA_CHAINED == 3, "");
-            const float one = KV_DELTA_RHO, two = one*one, four = two*two;
-            // The first of a group has none before it, and nothing is carried to it.
-            const bool follows = first < 32 || (group.kinds[0][0] | group.kinds[1][0]) >> 31 != 0;
-            if ((low & high) == ~0u && follows) {
-                // They all hang on the one before.
+    // w of the lane's cells from their q.d, and of the cell before them all: each eight by themselves, and then what the eight before leave.
+    template <uint STEPS, uint BLOCKS, typename Cells> static __device__ __forceinline__ void follow_cells(
+            float (&w)[2*STEPS], const float (&s)[STEPS][BLOCKS][2], uint qb, const Cells & cells_of, float & before, uint lane) {
+        float left[2*STEPS];
 #pragma unroll
-                for (uint n = 0; n < 2; ++n) {
-                    factor[n][0] = g >= 1 ? one : 0.0f;
-                    factor[n][1] = g >= 2 ? two : 0.0f;
-                    factor[n][2] = g >= 4 ? four : 0.0f;
-                    whole[n] = exp2f((float) (g + 1)*log2f(KV_DELTA_RHO));
-                }
-            } else {
-                const uint before = (low | high) << 1 | (first >= 32 && follows ? 1 : 0);
-                const uint chained = (low & high & before) >> place_of<STEPS>(first, lane); // a bit for each that hangs on the one before
+        for (uint i = 0; i < 2*STEPS; ++i) {
+            const chained_cells cells = cells_of(i);
+            w[i] = s[i/2][qb][i % 2];
 #pragma unroll
-                for (uint n = 0; n < 2; ++n) {
-                    const uint bits = chained >> 8*n;
-                    const auto all = [&](uint reach) { return g >= reach && (~bits >> (g - reach + 1) & ((1u << reach) - 1)) == 0; };
-                    factor[n][0] = all(1) ? one : 0.0f;
-                    factor[n][1] = all(2) ? two : 0.0f;
-                    factor[n][2] = all(4) ? four : 0.0f;
-                    whole[n] = (~bits & ((2u << g) - 1)) == 0 ? exp2f((float) (g + 1)*log2f(KV_DELTA_RHO)) : 0.0f;
-                }
+            for (uint j = 0; j < 3; ++j) {
+                w[i] = fmaf(cells.factor[j], __shfl_up_sync(KV_ALL_LANES, w[i], 4u << j), w[i]);
             }
-            inner = whole[1];
-            whole[1] *= __shfl_sync(KV_ALL_LANES, whole[0], 28 + t);
+            left[i] = __shfl_sync(KV_ALL_LANES, w[i], 28 + lane % 4);
         }
-
-        // w0 of cell g, w1 of cell g + 8, and of the cell before them all.
-        __device__ __forceinline__ void follow(float & w0, float & w1, float & before, uint lane) const {
-            follow_by<STEPS>(factor[0], factor[1], whole, inner, STEPS == 2 ? __shfl_sync(KV_ALL_LANES, whole[1], 28 + lane % 2) : 0.0f, w0, w1, before, lane);
-        }
-    };
-
-    template <uint STEPS> static __device__ __forceinline__ void follow_by(
-            const float (&factor0)[3], const float (&factor1)[3], const float (&whole)[2], float inner, float of_16, float & w0, float & w1, float & before, uint lane) {
-        const uint t = lane % 4, last = 28 + (STEPS == 2 ? t % 2 : t);
 #pragma unroll
-        for (uint j = 0; j < 3; ++j) {
-            w0 = fmaf(factor0[j], __shfl_up_sync(KV_ALL_LANES, w0, 4u << j), w0);
-            w1 = fmaf(factor1[j], __shfl_up_sync(KV_ALL_LANES, w1, 4u << j), w1);
+        for (uint i = 0; i < 2*STEPS; ++i) {
+            const chained_cells cells = cells_of(i);
+            w[i]   = fmaf(cells.reach, before, w[i]);
+            before = fmaf(cells.through, before, left[i]);
         }
-        w1 = fmaf(inner, __shfl_sync(KV_ALL_LANES, w0, 28 + t), w1);
-        if (STEPS == 2) {
-            // what the first 16 leave, with what came before them
-            const float left = fmaf(of_16, before, __shfl_sync(KV_ALL_LANES, w1, last));
-            before = t/2 ? left : before;
-        }
-        w0 = fmaf(whole[0], before, w0);
-        w1 = fmaf(whole[1], before, w1);
-        before = __shfl_sync(KV_ALL_LANES, w1, last + (STEPS == 2 ? 2 : 0));
     }
-
-  public:
-    // The same where all hang on the one before: made once.
-    template <uint STEPS> struct whole_chain {
-        float factor[3], whole[2];
-
-        __device__ __forceinline__ explicit whole_chain(uint lane) {
-            const uint g = lane/4;
-            const float one = KV_DELTA_RHO, two = one*one, four = two*two;
-            factor[0] = g >= 1 ? one : 0.0f;
-            factor[1] = g >= 2 ? two : 0.0f;
-            factor[2] = g >= 4 ? four : 0.0f;
-            whole[0]  = exp2f((float) (g + 1)*log2f(KV_DELTA_RHO));
-            whole[1]  = whole[0]*(four*four);
-        }
-
-        __device__ __forceinline__ void follow(float & w0, float & w1, float & before, uint lane) const {
-            constexpr float one = KV_DELTA_RHO, two = one*one, four = two*two, eight = four*four;
-            follow_by<STEPS>(factor, factor, whole, whole[0], eight*eight, w0, w1, before, lane);
-        }
-    };
 };
 
 }  // namespace

@@ -21,7 +21,7 @@ __device__ __forceinline__ uint finite_or_zero(uint halves) {
 
 // A lane has values 4t to 4t + 3 of each 16 of cells g and g + 8.
 template <uint D, uint QB> struct decode_half_keys {
-    static constexpr bool JOINED = false, ROW_FOR_LANE = false;
+    static constexpr bool JOINED = false;
     static constexpr uint STEPS = D/16;
 
     struct queries {
@@ -67,20 +67,20 @@ template <uint D, uint QB> struct decode_half_keys {
         return 1.0f;
     }
 
-    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales &, float (&s)[QB][4]) const {
-#pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            s[i/4][i % 4] = 0.0f;
-        }
+    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint, const Scales &, float (&s)[QB][2]) const {
+        float sums[QB][4] = {};
 #pragma unroll
         for (uint i = 0; i < STEPS; ++i) {
             const uint a[4] = { finite(words[0][i][0]), finite(words[1][i][0]), finite(words[0][i][1]), finite(words[1][i][1]) };
 #pragma unroll
             for (uint qb = 0; qb < QB; ++qb) {
-                mma_f16(s[qb], a, q.b[i][qb][0], q.b[i][qb][1]);
+                mma_f16(sums[qb], a, q.b[i][qb][0], q.b[i][qb][1]);
             }
         }
-        by_planes<QB>(t, s);
+#pragma unroll
+        for (uint i = 0; i < 2*QB; ++i) {
+            s[i/2][i % 2] = joined_planes(sums[i/2][i % 2*2], sums[i/2][i % 2*2 + 1]);
+        }
     }
 };
 

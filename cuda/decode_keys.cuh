@@ -1,13 +1,13 @@
 // Products of queries with the keys of 16 cells, by integer tensor cores.
 //
-// Queries are two planes of 8 bits, and the second operand has eight columns: four query rows, twice. Lanes t and t ^ 2 have
-// sums of the same rows, which the caller adds.
+// Queries are two planes of 8 bits, and the second operand has eight columns: four query rows, twice. Columns 2t and 2t + 1 are of
+// query row t, whose lane has both sums and adds them.
 //
 //     4 bits   A code is a selector of prmt: one lookup has the levels of the lower half of the table, one those of the upper
 //              half, and both are multiplied with the queries, so that nothing has to choose between them. A byte of the row
-//              holds values of two scales; four columns have the queries of one of them and zeros in between, four those of
-//              the other.
-//     others   32 values of one scale make one product. Four columns have the first plane of the queries, four the second.
+//              holds values of two scales; the first column has the queries of one of them and zeros in between, the second those
+//              of the other.
+//     others   32 values of one scale make one product. The two columns have the two planes of the query.
 //
 // At head size 64 rows begin at even addresses, some of them in the middle of a word, and their codes two bytes behind. They are
 // loaded by the words that they lie in and put together when they are used.
@@ -205,18 +205,17 @@ struct query_bytes {
 template <uint STEPS, uint QB, typename Planes, typename Place> __device__ __forceinline__ void load_query_words(uint (&words)[STEPS][QB], const Planes & planes, uint g, const Place & place_of) {
 #pragma unroll
     for (uint i = 0; i < STEPS*QB; ++i) {
-        // Column g is row g % 4 of the queries, of plane g/4.
-        words[i/QB][i % QB] = *(const uint *) &planes[g/4][4*(i % QB) + g % 4][place_of(i/QB)];
+        words[i/QB][i % QB] = *(const uint *) &planes[g % 2][4*(i % QB) + g/2][place_of(i/QB)];
     }
 }
 
-// Lanes t < 2 have sums with the first plane of the queries, the others with the second.
-template <uint QB> __device__ __forceinline__ void by_planes(uint t, float (&s)[QB][4]) {
-    const float unit = t < 2 ? (float) SECOND_PLANE : 1.0f;
-#pragma unroll
-    for (uint i = 0; i < 4*QB; ++i) {
-        s[i/4][i % 4] *= unit;
-    }
+// A sum with the first plane of a query and one with the second. Of integers both fit: 256 levels of 8 bits by as many bytes.
+__device__ __forceinline__ float joined_planes(int first, int second) {
+    return (float) (first*SECOND_PLANE + second);
+}
+
+__device__ __forceinline__ float joined_planes(float first, float second) {
+    return fmaf(first, (float) SECOND_PLANE, second);
 }
 
 // What a lane has of 16 rows of K: of cells g and g + 8. QB is the number of blocks of four query rows.
@@ -224,17 +223,13 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
     static constexpr uint C = D/64, BITS = code_bits(KIND), ALIGN = level_row_align(KIND, D), CHUNK = 8*BITS;
     static constexpr uint SCALES = level_scale_bytes(KIND, D), WORDS = BITS == 8 ? 4 : BITS == 4 ? 2 : 1;
     static constexpr bool JOINED = ALIGN == 2; // words are put together by `join`
-    static constexpr bool CHOOSES_SCALES = BITS == 4; // a lane needs the first scales of chunks or the second ones
-    static constexpr bool ROW_FOR_LANE = false; // lanes t and t ^ 2 have parts of products with two query rows, or all of those with one each
     static constexpr bool ONE_SCALE = KV_KIND_IS_TURBO(KIND);
     static constexpr uint TABLE = table_of_codes(KIND, BITS);
     // Of 8 bits a lane has two runs of codes of a chunk, 32 bytes apart.
     static constexpr uint RUNS = BITS == 8 ? 2 : 1, RUN = WORDS/RUNS;
-    // Scales of a cell as floats, in a tile (decode_bulk.cuh), and those among them that a lane needs.
-    static constexpr uint CELL_SCALES = 2*C, LANE_SCALES = CHOOSES_SCALES ? C : 2*C;
+    static constexpr uint CELL_SCALES = 2*C; // of a cell as floats, in a tile (decode_bulk.cuh)
 
-    static __device__ __forceinline__ uint lane_scales_at(uint t) { return CHOOSES_SCALES ? t/2*C : 0; }
-    static __device__ __forceinline__ uint scale_number(uint c, uint second) { return CHOOSES_SCALES ? c : 2*c + second; }
+    static __device__ __forceinline__ uint scale_number(uint c, uint second) { return 2*c + second; }
 
     struct queries {
         uint b[BITS == 4 ? 2 : 1][C][2][QB][2]; // [plane][chunk][word or scale][block of rows][half of the 32 values]
@@ -325,11 +320,9 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
             for (uint i = 0; i < sizeof(queries::b)/4; ++i) {
                 const uint half_of = i % 2, qb = i/2 % QB, word = i/2/QB % 2, c = i/4/QB % C, plane = i/4/QB/C;
                 if constexpr (BITS == 4) {
-                    // Column g is row g % 4 of the queries, of the first scale of a byte's two or the second.
-                    bytes[i].load(&planes[plane][4*qb + g % 4][64*c + 8*t + 4*word + 2*half_of + (g < 4 ? 0 : 32)], 0);
+                    bytes[i].load(&planes[plane][4*qb + g/2][64*c + 8*t + 4*word + 2*half_of + g % 2*32], 0);
                 } else {
-                    // Column g is row g % 4 of the queries, of plane g/4.
-                    bytes[i].load(&planes[g/4][4*qb + g % 4][64*c + 32*word + (BITS == 8 ? 8*t + 4*half_of : 4*t + 2*half_of)], BITS == 8 ? 2 : 16);
+                    bytes[i].load(&planes[g % 2][4*qb + g/2][64*c + 32*word + (BITS == 8 ? 8*t + 4*half_of : 4*t + 2*half_of)], BITS == 8 ? 2 : 16);
                 }
             }
         }
@@ -348,7 +341,7 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
             uint & b = (&q.b[0][0][0][0][0])[i];
             if constexpr (BITS == 4) {
                 const uint two = prmt(from.bytes[i].first, 0, 0x4140); // bytes 0 and 2
-                b = g < 4 ? two : two << 8;
+                b = g % 2 == 0 ? two : two << 8;
             } else {
                 b = BITS == 8 ? from.bytes[i].in_a_row() : from.bytes[i].in_turn();
             }
@@ -365,17 +358,17 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
         }
     }
 
-    // s[r] of cells g and g + 8, in units of the queries' planes and of the scales; lanes t and t ^ 2 have a part each.
-    // `scale_of` gives the scales of row n of these two: chunk c, the first or the second.
-    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
+    // Of the lane's query row with the keys of cells g and g + 8, in units of the queries' second plane and of the scales. `scale_of` gives
+    // the scales of row n of these two: chunk c, the first or the second.
+    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][2]) const {
         if constexpr (BITS == 4) {
-            products_4(q, t, scale_of, s);
+            products_4(q, scale_of, s);
         } else {
             products_by_scale(q, t, scale_of, s);
         }
     }
 
-    template <typename Scales> __device__ __forceinline__ void products_by_scale(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
+    template <typename Scales> __device__ __forceinline__ void products_by_scale(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][2]) const {
         [[maybe_unused]] int all[QB][4]; // ONE_SCALE
 #pragma unroll
         for (uint i = 0; i < 2*C; ++i) {
@@ -408,22 +401,22 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                 int sums[4];
                 first_mma_s8(sums, a, q.b[0][c][scale][qb][0], q.b[0][c][scale][qb][1]);
 #pragma unroll
-                for (uint n = 0; n < 4; ++n) {
-                    s[qb][n] = i == 0 ? (n < 2 ? s0 : s1)*(float) sums[n] : fmaf(n < 2 ? s0 : s1, (float) sums[n], s[qb][n]);
+                for (uint n = 0; n < 2; ++n) {
+                    const float scale = n == 0 ? s0 : s1, sum = joined_planes(sums[2*n], sums[2*n + 1]);
+                    s[qb][n] = i == 0 ? scale*sum : fmaf(scale, sum, s[qb][n]);
                 }
             }
         }
         if constexpr (ONE_SCALE) {
             const float s0 = scale_of(0, 0, 0), s1 = scale_of(1, 0, 0);
 #pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                s[i/4][i % 4] = (i % 4 < 2 ? s0 : s1)*(float) all[i/4][i % 4];
+            for (uint i = 0; i < 2*QB; ++i) {
+                s[i/2][i % 2] = (i % 2 == 0 ? s0 : s1)*joined_planes(all[i/2][i % 2*2], all[i/2][i % 2*2 + 1]);
             }
         }
-        by_planes<QB>(t, s);
     }
 
-    template <typename Scales> __device__ __forceinline__ void products_4(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
+    template <typename Scales> __device__ __forceinline__ void products_4(const queries & q, const Scales & scale_of, float (&s)[QB][2]) const {
 #pragma unroll
         for (uint c = 0; c < C; ++c) {
             int sums[2][QB][4];
@@ -444,11 +437,11 @@ template <uint KIND, uint D, uint QB> struct decode_keys {
                     mma_s8(sums[i/QB][qb], upper, q.b[plane][c][word][qb][0], q.b[plane][c][word][qb][1]);
                 }
             }
-            const float s0 = scale_of(0, c, t/2), s1 = scale_of(1, c, t/2);
 #pragma unroll
             for (uint i = 0; i < 4*QB; ++i) {
-                const float x = (float) (sums[0][i/4][i % 4]*SECOND_PLANE + sums[1][i/4][i % 4]);
-                s[i/4][i % 4] = c == 0 ? (i % 4 < 2 ? s0 : s1)*x : fmaf(i % 4 < 2 ? s0 : s1, x, s[i/4][i % 4]);
+                const uint qb = i/4, n = i/2 % 2, second = i % 2;
+                const float scale = scale_of(n, c, second), sum = joined_planes(sums[0][qb][i % 4], sums[1][qb][i % 4]);
+                s[qb][n] = c == 0 && second == 0 ? scale*sum : fmaf(scale, sum, s[qb][n]);
             }
         }
     }

@@ -138,8 +138,8 @@ template <typename Bytes, uint COUNT, typename Part> __device__ __forceinline__ 
 // Keys: lane t of four has a quarter of a row, four values of it in each product.
 template <uint KIND, uint D, uint QB> struct decode_polar_keys {
     typedef polar_part<KIND, D, 4> part;
-    static constexpr bool CHOOSES_SCALES = false, JOINED = false, ROW_FOR_LANE = false;
-    static constexpr uint STEPS = D/16, CELL_SCALES = 1, LANE_SCALES = 1; // which nobody asks for: radii are in the weights
+    static constexpr bool JOINED = false;
+    static constexpr uint STEPS = D/16, CELL_SCALES = 1; // which nobody asks for: radii are in the weights
 
     struct queries : decode_half_keys<D, QB>::queries {
         polar_table table; // set where shared memory is known
@@ -153,7 +153,6 @@ template <uint KIND, uint D, uint QB> struct decode_polar_keys {
 
     part rows[2];
 
-    static __device__ __forceinline__ uint lane_scales_at(uint) { return 0; }
     static __device__ __forceinline__ uint scale_number(uint, uint) { return 0; }
     static __device__ __forceinline__ uint codes_at(uint) { return 0; }
     static __device__ __forceinline__ uint shift_of(uint) { return 0; }
@@ -175,7 +174,7 @@ template <uint KIND, uint D, uint QB> struct decode_polar_keys {
         return 1.0f;
     }
 
-    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales &, float (&s)[QB][4]) const {
+    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales &, float (&s)[QB][2]) const {
         float sums[2][QB][4] = {}; // of every other step: none waits for the one before
 #pragma unroll
         for (uint i = 0; i < part::HALVES; ++i) {
@@ -192,19 +191,19 @@ template <uint KIND, uint D, uint QB> struct decode_polar_keys {
             }
         }
 #pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            s[i/4][i % 4] = sums[0][i/4][i % 4] + sums[1][i/4][i % 4];
+        for (uint i = 0; i < 2*QB; ++i) {
+            const auto sum = [&](uint plane) { return sums[0][i/2][i % 2*2 + plane] + sums[1][i/2][i % 2*2 + plane]; };
+            s[i/2][i % 2] = joined_planes(sum(0), sum(1));
         }
-        by_planes<QB>(t, s);
     }
 };
 
-// Values: lane g of eight has an eighth of a row. A register is a pair of a cell: four columns of the weights are for its first value, with zeros where the
-// second is multiplied, and four for its second.
+// Values: lane g of eight has an eighth of a row. A register is a pair of a cell: every other column of the weights is for its first value, with zeros where the
+// second is multiplied, and those behind them for its second.
 template <uint KIND, uint D> struct decode_polar_values {
     typedef polar_part<KIND, D, 8> part;
-    static constexpr bool JOINED = false;
-    static constexpr uint C = D/64, CHUNKS = C, WIDTH = D, ROW_STEP = 2, SCALE_WORDS = 1, SLACK = 3, TABLE_BYTES = 0;
+    static constexpr bool JOINED = false, IN_A_ROW = true;
+    static constexpr uint C = D/64, CHUNKS = C, WIDTH = D, SCALE_WORDS = 1, SLACK = 3, TABLE_BYTES = 0;
 
     part rows[4];
 
@@ -216,8 +215,8 @@ template <uint KIND, uint D> struct decode_polar_values {
         return table();
     }
 
-    static __device__ __forceinline__ uint value_of(uint i, uint g, uint t) {
-        return D/8*g + i/4*4 + t/2;
+    static __device__ __forceinline__ uint value_of(uint i, uint g) {
+        return D/8*g + i;
     }
 
     template <typename Bytes> __device__ __forceinline__ void load(const uint8_t * first_row, const uint8_t *, uint step, uint cell, uint last, uint t, uint = 0) {

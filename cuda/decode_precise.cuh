@@ -51,10 +51,10 @@ template <uint CACHE, uint D, uint QB> __device__ __forceinline__ void decode_pr
     }
     __syncwarp();
     typedef decode_sums<K, V, D, QB, 1> sums_of;
-    uint mask_at[2*QB];
+    uint mask_at[QB];
 #pragma unroll
-    for (uint i = 0; i < 2*QB; ++i) {
-        mask_at[i] = mask_offset(p, block.token_of(sums_of::row_of(i, t)), block.stream);
+    for (uint qb = 0; qb < QB; ++qb) {
+        mask_at[qb] = mask_offset(p, block.token_of(sums_of::row_of(qb, t)), block.stream);
     }
     const uint8_t * keys   = part.k + head*part.k_nb[1] + block.kv_stream*part.k_nb[2];
     const uint8_t * values = part.v + head*part.v_nb[1] + block.kv_stream*part.v_nb[2];
@@ -65,13 +65,13 @@ template <uint CACHE, uint D, uint QB> __device__ __forceinline__ void decode_pr
 #pragma unroll 1
     while (team < teams) { // warps behind them have nothing to do here
         // What the mask says of cells g and g + 8; it need not wait.
-        unsigned short masked[4*QB];
+        unsigned short masked[QB][2];
 #pragma unroll
         for (uint n = 0; n < 2; ++n) {
             const uint i = first + g + 8*n, cell = i < end ? cell_of(p.columns, p.columns_nb, part.first_column + i, block.kv_stream, args.cells) : ~0u;
 #pragma unroll
-            for (uint r = 0; r < 2*QB; ++r) {
-                masked[r/2*4 + 2*n + r % 2] = cell == ~0u ? HIDDEN_MASK : mask_bits(p, mask_at[r], cell);
+            for (uint qb = 0; qb < QB; ++qb) {
+                masked[qb][n] = cell == ~0u ? HIDDEN_MASK : mask_bits(p, mask_at[qb], cell);
             }
         }
         if (!waited) {
@@ -82,7 +82,7 @@ template <uint CACHE, uint D, uint QB> __device__ __forceinline__ void decode_pr
             typename keys_of::loaded_queries loaded;
             loaded.load((const signed char (*)[ROWS][D]) (p.query_planes + query_row*2*query_width(CACHE, D)), g, t);
             keys_of::fill(b, loaded, g);
-            float scale_of_row[2*QB];
+            float scale_of_row[QB];
             sums_of::load_scales(scale_of_row, p.query_scale + query_row, t);
             sums.begin(p, scale_of_row, key_unit<K, D>());
         }
@@ -90,18 +90,15 @@ template <uint CACHE, uint D, uint QB> __device__ __forceinline__ void decode_pr
         values_of v;
         k.template load<written_bytes>(keys, keys + keys_of::codes_at(t), (uint) part.k_nb[0], first, last, g);
         v.template load<written_bytes>(values, values + values_of::codes_at(g), (uint) part.v_nb[0], first, last, t);
-        float parts[1][QB][4], s[1][QB][4], bias[QB][4];
+        typename sums_of::scores scores[1], & s = scores[0];
         k.join();
-        k.products(b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, parts[0]);
-        sums.join(parts, t, s[0]);
-#pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            bias[i/4][i % 4] = bias_of(masked[i]);
-        }
-        sums.score(args, s[0]);
-        sums.add_bias(s[0], bias, m.slopes + warp*ROWS, t);
-        sums.meet(s, t);
-        sums.weigh(s[0], g, t, &m.weights[warp][0][0], STEP + 8);
+        k.products(b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, s[0]);
+        sums.scale(s);
+        sums.cap(args, s);
+        sums.add_bias(s, [&](uint qb, uint behind) { return bias_of(masked[qb][behind/8]); }, m.slopes + warp*ROWS, t);
+        sums.meet(scores);
+        sums.weights_of(s);
+        sums.store_weights(s, g, t, &m.weights[warp][0][0], STEP + 8);
         __syncwarp();
         v.join();
         ::uint2 weights[QB];

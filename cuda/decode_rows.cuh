@@ -156,14 +156,14 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         b.table = polar;
     }
     decode_sums<K, V, D, QB, 1> sums;
-    float scale_of_row[2*QB];
+    float scale_of_row[QB];
     sums.load_scales(scale_of_row, m.query_scale, t);
     sums.begin(p, scale_of_row, key_unit<K, D>());
-    uint mask_at[QB][2];
+    uint mask_at[QB];
 #pragma unroll
-    for (uint i = 0; i < 2*QB; ++i) {
-        const uint row = first_row + min(sums.row_of(i, t), used - 1);
-        mask_at[i/2][i % 2] = mask_offset(p, row/heads_per_kv, kv_head*heads_per_kv + row % heads_per_kv, stream);
+    for (uint qb = 0; qb < QB; ++qb) {
+        const uint row = first_row + min(sums.row_of(qb, t), used - 1);
+        mask_at[qb] = mask_offset(p, row/heads_per_kv, kv_head*heads_per_kv + row % heads_per_kv, stream);
     }
     const bool one_mask = args.tokens == 1 && args.mask_rows[0] == 1;
     const auto table = values_of::table_of([&]() {
@@ -200,7 +200,7 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
         for (bool more = true; more;) {
             v.template load<cache_bytes>(values, v_codes, v_step, cell, last, t);
             // Masks are asked for here and looked at behind the products.
-            unsigned short masked[QB][4];
+            unsigned short masked[QB][2];
             const uint here = cell;
             // Of cells g and g + 8: where the mask has them, and a bit each where they are not to be seen.
             uint cell_at[2], gone;
@@ -218,21 +218,15 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 }
             }
 #pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                if (i % 2 == 0 && (i < 4 || !one_mask)) {
-                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][0], cell_at[i % 4/2]);
-                } else if (one_mask) {
-                    masked[i/4][i % 4] = masked[0][i % 4/2*2];
-                } else {
-                    masked[i/4][i % 4] = mask_bits(p, mask_at[i/4][1], cell_at[i % 4/2]);
-                }
+            for (uint i = 0; i < 2*QB; ++i) {
+                const uint qb = i/2, n = i % 2;
+                masked[qb][n] = one_mask && qb > 0 ? masked[0][n] : mask_bits(p, mask_at[qb], cell_at[n]);
             }
 
-            float scores[1][QB][4], (&s)[QB][4] = scores[0];
-            typename decltype(sums)::products parts[1];
+            typename decltype(sums)::scores scores[1], & s = scores[0];
             k.join();
-            k.products(b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, parts[0]);
-            sums.join(parts, t, s);
+            k.products(b, t, [&](uint n, uint c, uint second) { return k.scale_of(n, c, second); }, s[0]);
+            sums.scale(s);
             if (DELTA) {
                 if ((cell - begin) % BLOCK == 0) {
                     const uint there = args.k_cells - cell;
@@ -242,8 +236,8 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                     group.find_kinds();
                     group.make_base(sums.score_unit(p), t);
                 }
-                group.template follow<1>((cell - begin) % BLOCK, lane, s);
-                group.template add_base<1>((cell - begin) % BLOCK, lane, s);
+                group.follow((cell - begin) % BLOCK, lane, s);
+                group.add_base((cell - begin) % BLOCK, lane, s);
             }
             // Keys of the next 16 cells are on their way while these values are added; values while keys are multiplied.
             cell += STEP;
@@ -256,15 +250,11 @@ template <uint K, uint V, uint D, uint QB, decode_rows OF> __device__ __forceinl
                 k.template load<cache_bytes>(keys, k_codes, k_step, cell, last, g);
             }
 
-            float bias[QB][4];
-#pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                bias[i/4][i % 4] = (gone >> i % 4/2*8 & 1) != 0 ? -INFINITY : bias_of(masked[i/4][i % 4]);
-            }
-            sums.score(args, s);
-            sums.add_bias(s, bias, m.slopes, t);
-            sums.meet(scores, t);
-            sums.weigh(s, g, t, &m.weights[warp][0][0], STEP + 8);
+            sums.cap(args, s);
+            sums.add_bias(s, [&](uint qb, uint behind) { return (gone >> behind & 1) != 0 ? -INFINITY : bias_of(masked[qb][behind/8]); }, m.slopes, t);
+            sums.meet(scores);
+            sums.weights_of(s);
+            sums.store_weights(s, g, t, &m.weights[warp][0][0], STEP + 8);
             __syncwarp();
             v.join();
             ::uint2 weights[QB];

@@ -68,7 +68,7 @@ template <uint D, uint QB> struct decode_signs {
     };
 
     // Products of all signs with the queries, times what those of cell g and of cell g + 8 are multiplied by.
-    __device__ __forceinline__ void products(const queries & q, uint t, float scale, float scale_behind, float (&s)[QB][4]) const {
+    __device__ __forceinline__ void products(const queries & q, float scale, float scale_behind, float (&s)[QB][2]) const {
         int sums[QB][4];
 #pragma unroll
         for (uint step = 0; step < STEPS; ++step) {
@@ -86,17 +86,16 @@ template <uint D, uint QB> struct decode_signs {
             }
         }
 #pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            s[i/4][i % 4] = (i % 4 < 2 ? scale : scale_behind)*(float) sums[i/4][i % 4];
+        for (uint i = 0; i < 2*QB; ++i) {
+            s[i/2][i % 2] = (i % 2 == 0 ? scale : scale_behind)*joined_planes(sums[i/2][i % 2*2], sums[i/2][i % 2*2 + 1]);
         }
-        by_planes<QB>(t, s);
     }
 };
 
 // qjl1, as decode_keys has other rows. Its scale is its norm; the unit of signs is that of all scores.
 template <uint D, uint QB> struct decode_qjl_keys {
-    static constexpr bool CHOOSES_SCALES = false, JOINED = false, ROW_FOR_LANE = false;
-    static constexpr uint CELL_SCALES = 1, LANE_SCALES = 1;
+    static constexpr bool JOINED = false;
+    static constexpr uint CELL_SCALES = 1;
 
     typedef decode_signs<D, QB> signs_of_rows;
     typedef typename signs_of_rows::queries queries;
@@ -104,7 +103,6 @@ template <uint D, uint QB> struct decode_qjl_keys {
     uint          norms[2];
     signs_of_rows signs;
 
-    static __device__ __forceinline__ uint lane_scales_at(uint) { return 0; }
     static __device__ __forceinline__ uint scale_number(uint, uint) { return 0; }
     static __device__ __forceinline__ uint codes_at(uint t) { return KV_QJL_NORM_BYTES + signs_of_rows::BYTES*t; }
     static __device__ __forceinline__ uint shift_of(uint) { return 0; }
@@ -136,16 +134,16 @@ template <uint D, uint QB> struct decode_qjl_keys {
         return norm_of(norms[n]);
     }
 
-    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
-        signs.products(q, t, scale_of(0, 0, 0), scale_of(1, 0, 0), s);
+    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint, const Scales & scale_of, float (&s)[QB][2]) const {
+        signs.products(q, scale_of(0, 0, 0), scale_of(1, 0, 0), s);
     }
 };
 
 // turbo: its levels as decode_keys has them, with the norm of the row as their only scale, and signs, whose scale is the other norm in units of
 // the levels.
 template <uint KIND, uint D, uint QB> struct decode_turbo_keys {
-    static constexpr bool CHOOSES_SCALES = false, JOINED = false, ROW_FOR_LANE = false;
-    static constexpr uint CELL_SCALES = 2, LANE_SCALES = 2;
+    static constexpr bool JOINED = false;
+    static constexpr uint CELL_SCALES = 2;
 
     typedef decode_keys<KIND, D, QB> levels_of_rows;
     typedef decode_signs<D, QB> signs_of_rows;
@@ -158,7 +156,6 @@ template <uint KIND, uint D, uint QB> struct decode_turbo_keys {
     levels_of_rows levels;
     signs_of_rows  signs;
 
-    static __device__ __forceinline__ uint lane_scales_at(uint) { return 0; }
     static __device__ __forceinline__ uint scale_number(uint, uint second) { return second; }
     static __device__ __forceinline__ uint codes_at(uint t) { return levels_of_rows::codes_at(t); }
     static __device__ __forceinline__ uint shift_of(uint) { return 0; }
@@ -199,13 +196,13 @@ template <uint KIND, uint D, uint QB> struct decode_turbo_keys {
         return scale_of(levels.scales[n][0], second);
     }
 
-    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][4]) const {
+    template <typename Scales> __device__ __forceinline__ void products(const queries & q, uint t, const Scales & scale_of, float (&s)[QB][2]) const {
         levels.products(q.levels, t, scale_of, s);
-        float second[QB][4];
-        signs.products(q.signs, t, scale_of(0, 0, 1), scale_of(1, 0, 1), second);
+        float second[QB][2];
+        signs.products(q.signs, scale_of(0, 0, 1), scale_of(1, 0, 1), second);
 #pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            s[i/4][i % 4] += second[i/4][i % 4];
+        for (uint i = 0; i < 2*QB; ++i) {
+            s[i/2][i % 2] += second[i/2][i % 2];
         }
     }
 };

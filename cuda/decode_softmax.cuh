@@ -50,30 +50,37 @@ template <uint K, uint D> __device__ __forceinline__ float key_unit() {
     }
 }
 
-// A lane has query rows 2 (t % 2) and the next of each block of four, and of 16 cells g and g + 8. Of two times 16 cells lanes t < 2
-// have the first and the others the second; of 16 alone they have the same. Scores are in units of log 2.
+template <uint STEPS, uint QB> __device__ __forceinline__ void copy_scores(float (&to)[STEPS][QB][2], const float (&from)[STEPS][QB][2]) {
+#pragma unroll
+    for (uint i = 0; i < 2*QB*STEPS; ++i) {
+        to[i/(2*QB)][i/2 % QB][i % 2] = from[i/(2*QB)][i/2 % QB][i % 2];
+    }
+}
+
+// A lane has query row t of each block of four, and cells g and g + 8 of each 16. Scores are in units of log 2.
 template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
     static_assert(STEPS == 1 || STEPS == 2, "");
     typedef decode_values_of<V, D> values_of;
     static constexpr uint C = values_of::CHUNKS, WIDTH = values_of::WIDTH;
-    static constexpr bool DELTA = is_delta(K), ROW_FOR_LANE = decode_keys_of<K, D, QB>::ROW_FOR_LANE;
 
-    float factor[QB][2], ref[QB][2]; // ref: what the sums are relative to
-    float most_product[QB][2];       // of products that need no other ref; below a factor of zero there are none
-    float acc[QB][C][2][4]; // [block of rows][chunk][pair of values]: lanes t < 2 have the first scale, the others the second
-    float weight[QB][2];    // sums of the weights of the lane's cells
+    typedef float scores[STEPS][QB][2]; // of STEPS times 16 cells
+
+    float factor[QB], ref[QB]; // ref: what the sums are relative to
+    float most_product[QB];    // of products that need no other ref; below a factor of zero there are none
+    float acc[QB][C][2][4];    // [block of rows][chunk][pair of values][cell of the products: of the first scale and the second in turn]
+    float weight[QB];          // sums of the weights of the lane's cells
     bool  softcap, alibi;
 
     // The lane's query row, of the block's.
-    static __device__ __forceinline__ uint row_of(uint i, uint t) {
-        return i/2*4 + t % 2*2 + i % 2;
+    static __device__ __forceinline__ uint row_of(uint qb, uint t) {
+        return 4*qb + t;
     }
 
     // Of those of all rows.
-    static __device__ __forceinline__ void load_scales(float (&res)[2*QB], const float * query_scale, uint t) {
+    static __device__ __forceinline__ void load_scales(float (&res)[QB], const float * query_scale, uint t) {
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            res[i] = query_scale[row_of(i, t)];
+        for (uint qb = 0; qb < QB; ++qb) {
+            res[qb] = query_scale[row_of(qb, t)];
         }
     }
 
@@ -83,15 +90,15 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
     }
 
     // What products are multiplied by: the scales of the lane's query rows, and `unit`.
-    __device__ __forceinline__ void begin(const attn_params & p, const float (&query_scale)[2*QB], float unit) {
+    __device__ __forceinline__ void begin(const attn_params & p, const float (&query_scale)[QB], float unit) {
         softcap = p.args.softcap != 0.0f;
         alibi = p.alibi;
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            factor[i/2][i % 2] = query_scale[i]*unit*score_unit(p);
-            ref[i/2][i % 2] = HIDDEN;
-            most_product[i/2][i % 2] = -INFINITY;
-            weight[i/2][i % 2] = 0.0f;
+        for (uint qb = 0; qb < QB; ++qb) {
+            factor[qb] = query_scale[qb]*unit*score_unit(p);
+            ref[qb] = HIDDEN;
+            most_product[qb] = -INFINITY;
+            weight[qb] = 0.0f;
         }
 #pragma unroll
         for (uint i = 0; i < QB*C*8; ++i) {
@@ -99,179 +106,117 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
         }
     }
 
-    // What a lane has of products with 16 keys: of the query rows of a block.
-    typedef float products[QB][ROW_FOR_LANE ? 2 : 4];
-
-    // Products of the queries with STEPS times 16 keys, of which lanes t and t ^ 2 have parts, or a query row each. `score` has their
-    // factor, but of residuals.
-    __device__ __forceinline__ void join(const products (&parts)[STEPS], uint t, float (&s)[QB][4]) const {
-        if constexpr (ROW_FOR_LANE) {
+    // For each score: `what` of it, its block of rows, and how far behind cell g its cell is.
+    template <typename What> static __device__ __forceinline__ void for_scores(scores & s, const What & what) {
 #pragma unroll
-            for (uint i = 0; i < 2*QB; ++i) {
-                const float first = parts[0][i/2][i % 2], second = parts[STEPS - 1][i/2][i % 2];
-                const float received = __shfl_xor_sync(KV_ALL_LANES, t < 2 ? second : first, 2);
-                s[i/2][i % 2*2]     = (t < 2 ? first : received)*(DELTA ? factor[i/2][0] : 1.0f);
-                s[i/2][i % 2*2 + 1] = (t < 2 ? received : second)*(DELTA ? factor[i/2][1] : 1.0f);
-            }
-        } else {
-#pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                const float first = parts[0][i/4][i % 4], second = parts[STEPS - 1][i/4][i % 4];
-                const float mine = t < 2 ? first : second, others = t < 2 ? second : first;
-                s[i/4][i % 4] = (mine + __shfl_xor_sync(KV_ALL_LANES, others, 2))*(DELTA ? factor[i/4][i % 2] : 1.0f);
-            }
+        for (uint i = 0; i < 2*QB*STEPS; ++i) {
+            what(s[i/(2*QB)][i/2 % QB][i % 2], i/2 % QB, i/(2*QB)*STEP + i % 2*8);
         }
     }
 
-    // From products to scores, but for the mask.
-    __device__ __forceinline__ void score(const kv_attn_args & args, float (&s)[QB][4]) const {
-        scale(s);
-        cap(args, s);
+    // From products to scores, but for the cap and the mask.
+    __device__ __forceinline__ void scale(scores & s) const {
+        for_scores(s, [&](float & x, uint qb, uint) { x *= factor[qb]; });
     }
 
-    __device__ __forceinline__ void scale(float (&s)[QB][4]) const {
-#pragma unroll
-        for (uint i = 0; i < 4*QB && !DELTA; ++i) {
-            s[i/4][i % 4] *= factor[i/4][i % 2];
-        }
-    }
-
-    __device__ __forceinline__ void cap(const kv_attn_args & args, float (&s)[QB][4]) const {
+    __device__ __forceinline__ void cap(const kv_attn_args & args, scores & s) const {
         if (softcap) {
-#pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                s[i/4][i % 4] = soft_capped(s[i/4][i % 4]*args.scale, args.softcap)*LOG2_E;
-            }
+            for_scores(s, [&](float & x, uint, uint) { x = soft_capped(x*args.scale, args.softcap)*LOG2_E; });
         }
     }
 
-    // What the mask adds to them, in units of log 2. `slopes` are those of ALiBi, by row.
-    __device__ __forceinline__ void add_bias(float (&s)[QB][4], const float (&bias)[QB][4], const float * slopes, uint t) const {
+    // What the mask adds to them, in units of log 2: `bias_at` a cell so far behind g, for a block of rows. `slopes` are those of ALiBi, by row.
+    template <typename Bias> __device__ __forceinline__ void add_bias(scores & s, const Bias & bias_at, const float * slopes, uint t) const {
         if (alibi) {
-#pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                s[i/4][i % 4] = fmaf(bias[i/4][i % 4], slopes[row_of(i/4*2 + i % 2, t)], s[i/4][i % 4]);
-            }
+            for_scores(s, [&](float & x, uint qb, uint behind) { x = fmaf(bias_at(qb, behind), slopes[row_of(qb, t)], x); });
         } else {
-#pragma unroll
-            for (uint i = 0; i < 4*QB; ++i) {
-                s[i/4][i % 4] += bias[i/4][i % 4];
-            }
+            for_scores(s, [&](float & x, uint qb, uint behind) { x += bias_at(qb, behind); });
         }
     }
 
-    // The largest score of the lane's cells for its row i.
-    template <uint N> static __device__ __forceinline__ float top_of(const float (&s)[N][QB][4], uint i) {
-        float x = fmaxf(s[0][i/2][i % 2], s[0][i/2][i % 2 + 2]);
+    // The largest of a row's scores in N of these.
+    template <uint N> static __device__ __forceinline__ float top_of(const scores (&s)[N], uint qb) {
+        float x = s[0][0][qb][0];
 #pragma unroll
-        for (uint n = 1; n < N; ++n) {
-            x = fmaxf(x, fmaxf(s[n][i/2][i % 2], s[n][i/2][i % 2 + 2]));
+        for (uint i = 1; i < 2*STEPS*N; ++i) {
+            x = fmaxf(x, s[i/(2*STEPS)][i/2 % STEPS][qb][i % 2]);
         }
         return x;
     }
 
-    // Is a score of these much larger than what the sums are relative to?
-    template <uint N> __device__ __forceinline__ bool are_beyond(const float (&s)[N][QB][4]) const {
+    // Is a score of these, or a product, much larger than what the sums are relative to? `most` are the largest that are not.
+    template <uint N, typename Most> static __device__ __forceinline__ bool are_beyond(const scores (&s)[N], const Most & most) {
         bool res = false;
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            res = res || top_of(s, i) > ref[i/2][i % 2] + (float) values_of::SLACK;
+        for (uint qb = 0; qb < QB; ++qb) {
+            res = res || !(top_of(s, qb) <= most(qb));
         }
         return __any_sync(KV_ALL_LANES, res);
+    }
+
+    __device__ __forceinline__ bool are_products_beyond(const scores (&s)[1]) const {
+        return are_beyond(s, [&](uint qb) { return most_product[qb]; });
     }
 
     // Scores that are weighed next: where one is beyond, it takes the place of what the sums are relative to.
-    template <uint N> __device__ __forceinline__ void meet(const float (&s)[N][QB][4], uint t) {
-        if (are_beyond(s)) {
-            take_largest(s, t);
+    template <uint N> __device__ __forceinline__ void meet(const scores (&s)[N]) {
+        if (are_beyond(s, [&](uint qb) { return ref[qb] + (float) values_of::SLACK; })) {
+            take_largest(s);
         }
     }
 
-    template <uint N> __device__ __forceinline__ void take_largest(const float (&s)[N][QB][4], uint t) {
+    template <uint N> __device__ __forceinline__ void take_largest(const scores (&s)[N]) {
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            float & r = ref[i/2][i % 2];
-            float x = fmaxf(r, top_of(s, i));
-            for (uint n = STEPS == 2 ? 2 : 4; n < 32; n *= 2) {
-                x = fmaxf(x, __shfl_xor_sync(KV_ALL_LANES, x, n));
-            }
-            const float less = exp2f(r - x);
-            r = x;
-            const float f = factor[i/2][i % 2], most = x + (float) values_of::SLACK;
-            most_product[i/2][i % 2] = f > 0.0f ? most/f : f == 0.0f && most >= 0.0f ? INFINITY : -INFINITY; // rows of zeros fill a block
-            // Columns 2t and 2t + 1 of the sums.
+        for (uint qb = 0; qb < QB; ++qb) {
+            const float x = of_lanes(fmaxf(ref[qb], top_of(s, qb)), [](float a, float b) { return fmaxf(a, b); });
+            const float less = exp2f(ref[qb] - x), most = x + (float) values_of::SLACK, f = factor[qb];
+            ref[qb] = x;
+            most_product[qb] = f > 0.0f ? most/f : f == 0.0f && most >= 0.0f ? INFINITY : -INFINITY; // rows of zeros fill a block
 #pragma unroll
-            for (uint n = 0; n < C*8; n += 2) {
-                (&acc[i/2][0][0][0])[n + i % 2] *= less;
+            for (uint n = 0; n < C*8; ++n) {
+                (&acc[qb][0][0][0])[n] *= less;
             }
-            weight[i/2][i % 2] *= less;
+            weight[qb] *= less;
         }
     }
 
-    __device__ __forceinline__ void weights_of(float (&w)[QB][4], const float (&s)[QB][4]) const {
-#pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            w[i/4][i % 4] = exp2f(s[i/4][i % 4] - ref[i/4][i % 2]);
-        }
+    // Scores to weights.
+    __device__ __forceinline__ void weights_of(scores & s) const {
+        for_scores(s, [&](float & x, uint qb, uint) { x = exp2f(x - ref[qb]); });
     }
 
     // The same of products that have no factor yet, without a mask and a cap.
-    __device__ __forceinline__ void weights_of_products(float (&w)[QB][4], const float (&s)[QB][4]) const {
-#pragma unroll
-        for (uint i = 0; i < 4*QB; ++i) {
-            w[i/4][i % 4] = exp2f(fmaf(s[i/4][i % 4], factor[i/4][i % 2], -ref[i/4][i % 2]));
-        }
-    }
-
-    __device__ __forceinline__ bool are_products_beyond(const float (&s)[1][QB][4]) const {
-        bool res = false;
-#pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            res = res || !(top_of(s, i) <= most_product[i/2][i % 2]);
-        }
-        return __any_sync(KV_ALL_LANES, res);
+    __device__ __forceinline__ void weights_of_products(scores & s) const {
+        for_scores(s, [&](float & x, uint qb, uint) { x = exp2f(fmaf(x, factor[qb], -ref[qb])); });
     }
 
     // Weights as halves in shared memory, [row][cell], `row_step` from row to row.
-    __device__ __forceinline__ void store_weights(const float (&w)[QB][4], uint g, uint t, __half * weights, uint row_step) {
-        __half * const to = weights + t % 2*2*row_step + weight_at(g) + (STEPS == 2 ? t/2*STEP : 0);
+    __device__ __forceinline__ void store_weights(const scores & w, uint g, uint t, __half * weights, uint row_step) {
+        __half * const to = weights + t*row_step + weight_at(g);
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            const float x = w[i/2][i % 2], y = w[i/2][i % 2 + 2];
-            weight[i/2][i % 2] += x + y;
-            // Where lanes t and t ^ 2 have the same, one of them stores it.
-            if (STEPS == 2 || t/2 == i/2 % 2) {
-                *(__half2 *) (to + (i/2*4 + i % 2)*row_step) = __floats2half2_rn(x, y);
-            }
+        for (uint i = 0; i < QB*STEPS; ++i) {
+            const float x = w[i/QB][i % QB][0], y = w[i/QB][i % QB][1];
+            weight[i % QB] += x + y;
+            *(__half2 *) (to + 4*(i % QB)*row_step + i/QB*STEP) = __floats2half2_rn(x, y);
         }
     }
 
-    // From scores to weights.
-    __device__ __forceinline__ void weigh(const float (&s)[QB][4], uint g, uint t, __half * weights, uint row_step) {
-        float w[QB][4];
-        weights_of(w, s);
-        store_weights(w, g, t, weights, row_step);
-    }
-
-    // What the lane multiplies with: weights of row g % 4 of each block of rows, for its cells.
+    // What the lane multiplies with: weights of row g/2 of each block of rows, for its cells.
     static __device__ __forceinline__ void load_weights(::uint2 (&res)[QB], const __half * weights, uint row_step, uint g, uint t) {
 #pragma unroll
         for (uint qb = 0; qb < QB; ++qb) {
-            res[qb] = *(const ::uint2 *) (weights + (4*qb + g % 4)*row_step + 4*t);
+            res[qb] = *(const ::uint2 *) (weights + (4*qb + g/2)*row_step + 4*t);
         }
     }
 
     // At the end: the softmax of the rows, [row][largest score, sum], and the sums of V, [row][value].
     __device__ __forceinline__ void store_softs(float (*softs)[2], uint g, uint t) const {
 #pragma unroll
-        for (uint i = 0; i < 2*QB; ++i) {
-            float all = weight[i/2][i % 2];
-            for (uint n = STEPS == 2 ? 2 : 4; n < 32; n *= 2) {
-                all += __shfl_xor_sync(KV_ALL_LANES, all, n);
-            }
-            if (g == 0 && t < 2) {
-                softs[row_of(i, t)][0] = ref[i/2][i % 2];
-                softs[row_of(i, t)][1] = all;
+        for (uint qb = 0; qb < QB; ++qb) {
+            const float all = of_lanes(weight[qb], [](float a, float b) { return a + b; });
+            if (g == 0) {
+                softs[row_of(qb, t)][0] = ref[qb];
+                softs[row_of(qb, t)][1] = all;
             }
         }
     }
@@ -280,17 +225,25 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
 #pragma unroll
         for (uint i = 0; i < QB*C*8; i += 4) {
             const float * x = &acc[0][0][0][0] + i;
-            float * const from = to + row_of(i/(C*8)*2, t)*WIDTH + values_of::value_of(i % (C*8), g, t); // and ROW_STEP behind it
-            if constexpr (values_of::ROW_STEP == 1) {
-                *(::float2 *) from           = make_float2(x[0], x[2]);
-                *(::float2 *) (from + WIDTH) = make_float2(x[1], x[3]);
+            float * const row = to + row_of(i/(C*8), t)*WIDTH;
+            const auto value_of = [&](uint place) { return values_of::value_of(i % (C*8) + place, g); };
+            if constexpr (values_of::IN_A_ROW) {
+                *(::float4 *) (row + value_of(0)) = make_float4(x[0], x[1], x[2], x[3]);
             } else {
-                from[0]                           = x[0];
-                from[values_of::ROW_STEP]         = x[2];
-                from[WIDTH]                       = x[1];
-                from[WIDTH + values_of::ROW_STEP] = x[3];
+                *(::float2 *) (row + value_of(0)) = make_float2(x[0], x[2]);
+                *(::float2 *) (row + value_of(1)) = make_float2(x[1], x[3]);
             }
         }
+    }
+
+  private:
+    // Of the lanes that have the same row.
+    template <typename Both> static __device__ __forceinline__ float of_lanes(float x, const Both & both) {
+#pragma unroll
+        for (uint n = 4; n < 32; n *= 2) {
+            x = both(x, __shfl_xor_sync(KV_ALL_LANES, x, n));
+        }
+        return x;
     }
 };
 

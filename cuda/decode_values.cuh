@@ -1,7 +1,7 @@
 // Weighted sums of the values of 16 cells, by f16 tensor cores: rows of the sums are values, columns query rows.
 //
 // The weights carry the scales. Values j and j + 32 of a cell, which have a scale each, make an operand, as a row has them side by side:
-// four columns are of the first scale, with zeros where the second is multiplied, and four of the second.
+// every other column is of the first scale, with zeros where the second is multiplied, and those behind them of the second.
 //
 //     4 bits   A byte has the two codes, and a table in shared memory (a copy for each lane, so that no two lanes meet in
 //              a bank) has the two levels as halves.
@@ -70,7 +70,7 @@ __device__ __forceinline__ uint half_times(uint a, uint upper, uint b) {
 
 // Of the halves of two scales the one that a lane multiplies with.
 __device__ __forceinline__ uint half_of_lane(uint g) {
-    return g < 4 ? 0x0000ffff : 0xffff0000;
+    return g % 2 == 0 ? 0x0000ffff : 0xffff0000;
 }
 
 // What a lane has of 16 rows of V: of cells t, t + 4, t + 8, t + 12.
@@ -82,7 +82,7 @@ template <uint KIND, uint D> struct decode_values {
     static constexpr uint TABLE = table_of_codes(KIND, BITS);
     static constexpr uint CHUNKS = SIGNS ? 2*C : C, WIDTH = 64*CHUNKS; // of the sums: behind those of levels, those of signs
     static constexpr uint SCALE_WORDS = SIGNS ? 2 : C;                 // of a row: two halves each
-    static constexpr uint ROW_STEP = 1;                                // of the values that rows g and g + 8 of an operand have
+    static constexpr bool IN_A_ROW = false;                            // sums that a lane has of a product: else rows g and g + 8 of an operand are neighbours
     // Weights are up to 2^SLACK (decode_softmax.cuh), but small as a rule, and so may scales be: their product keeps its digits if these are
     // larger by 2^POWER. With more the largest of both would be no half. Scales of 8 bits are halves already.
     static constexpr uint  SLACK = BITS == 8 || SIGNS ? 0 : 3;
@@ -119,12 +119,12 @@ template <uint KIND, uint D> struct decode_values {
     }
 
     // The value that sum i of the lane is of; i is made of chunk, pair and place of the mma's four.
-    static __device__ __forceinline__ uint value_of(uint i, uint g, uint t) {
+    static __device__ __forceinline__ uint value_of(uint i, uint g) {
         if (SIGNS && i >= 8*C) {
             const uint n = i - 8*C;
-            return D + D/8*g + D/16*(t/2) + n/8*4 + n/4 % 2*2 + n/2 % 2;
+            return D + D/8*g + D/16*(n % 2) + n/8*4 + n/4 % 2*2 + n/2 % 2;
         }
-        return i/8*64 + t/2*32 + i/2 % 2 + (BITS <= 3 ? 2*g + i/4 % 2*16 : 4*g + i/4 % 2*2);
+        return i/8*64 + i % 2*32 + i/2 % 2 + (BITS <= 3 ? 2*g + i/4 % 2*16 : 4*g + i/4 % 2*2);
     }
 
     // As decode_keys has it; up to 3 bits `codes_of` is where codes begin.
@@ -249,7 +249,7 @@ template <uint KIND, uint D> struct decode_values {
         }
     }
 
-    // `weights` are those of row g % 4 of each block of query rows, as they lie in shared memory; acc is [block of rows][chunk][pair of
+    // `weights` are those of row g/2 of each block of query rows, as they lie in shared memory; acc is [block of rows][chunk][pair of
     // values]. `scales_of` is as above.
     template <uint QB, typename Table, typename Scales> __device__ __forceinline__ void add(const ::uint2 (&weights)[QB], const Table & table, uint g, const Scales & scales_of, float (&acc)[QB][CHUNKS][2][4]) const {
 #pragma unroll
