@@ -6,13 +6,6 @@
 namespace kv {
 namespace {
 
-// Halves within the range of finite ones; what is not a number, too.
-__device__ __forceinline__ uint finite(uint halves) {
-    const __half2 low = __float2half2_rn(-65504.0f), high = __float2half2_rn(65504.0f);
-    const __half2 x = __hmin2(__hmax2(*(const __half2 *) &halves, low), high);
-    return *(const uint *) &x;
-}
-
 // Halves, with zeros for what is not finite.
 __device__ __forceinline__ uint finite_or_zero(uint halves) {
     const __half2 infinite = __half2half2(__ushort_as_half(0x7c00));
@@ -71,7 +64,7 @@ template <uint D, uint QB> struct decode_half_keys {
         float sums[QB][4] = {};
 #pragma unroll
         for (uint i = 0; i < STEPS; ++i) {
-            const uint a[4] = { finite(words[0][i][0]), finite(words[1][i][0]), finite(words[0][i][1]), finite(words[1][i][1]) };
+            const uint a[4] = { finite_or_zero(words[0][i][0]), finite_or_zero(words[1][i][0]), finite_or_zero(words[0][i][1]), finite_or_zero(words[1][i][1]) };
 #pragma unroll
             for (uint qb = 0; qb < QB; ++qb) {
                 mma_f16(sums[qb], a, q.b[i][qb][0], q.b[i][qb][1]);

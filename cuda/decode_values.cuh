@@ -235,7 +235,7 @@ template <uint KIND, uint D> struct decode_values {
         if constexpr (SIGNS) {
             return finite_or_zero(prmt(words[0], 0, c ? 0x3232 : 0x1010));
         } else if constexpr (BITS == 8) {
-            return finite(words[c]);
+            return finite_or_zero(words[c]);
         } else {
             return halves_of_scales<POWER>(prmt(words[c/2], 0, c % 2 ? 0x4342 : 0x4140));
         }

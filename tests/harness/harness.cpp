@@ -74,6 +74,7 @@ void read_options(int argc, char ** argv, const std::vector<Option> & options) {
 
 void begin_program(const char * name, int argc, char ** argv, const std::vector<Option> & own) {
     part = name;
+    setvbuf(stdout, nullptr, _IOLBF, BUFSIZ); // a run that is cut off leaves what it printed
     std::vector<Option> options = {
         { "--quick",   nullptr, [](const char *) { quick = true; } },
         { "--soak",    nullptr, [](const char *) { soak = true; } },

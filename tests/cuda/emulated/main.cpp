@@ -192,6 +192,40 @@ void decoding_of_long_chunks() {
     }
 }
 
+// Rows of a state file may hold anything: a scale or a norm that is no finite number counts as zero, as on the CPU.
+void decoding_of_bad_scales() {
+    const uint8_t bad[] = { 0x00, 0x7c, 0x00, 0xfc, 0xff, 0x7f }; // inf, -inf, NaN
+    for (const auto & [k, v] : { std::pair<const char *, const char *>{ "srft8", "srft8" }, { "polar4", "polar4" }, { "turbo4", "turbo4" }, { "qjl1", "srft8" } }) {
+        for (const int cc : { 750, 800, 900 }) {
+            AttentionCase c = make_case(k, v, 128, 1, 200);
+            if (!begin_case("bad scales, GPU " + std::to_string(cc) + ": " + c.name())) {
+                continue;
+            }
+            AttentionRun of_cpu(c);
+            if (!of_cpu.write()) {
+                continue;
+            }
+            for (ggml_tensor * cache : { of_cpu.k_cache(), of_cpu.v_cache() }) {
+                std::vector<uint8_t> bytes = get_bytes(cache);
+                for (int i = 0; i < 30; i++) {
+                    std::copy_n(&bad[i % 3*2], 2, &bytes[(5 + 6*i)*cache->nb[1]]);
+                }
+                set_bytes(cache, bytes);
+            }
+            of_cpu.attend();
+            const std::vector<float> want = of_cpu.output();
+            emulate_gpu(cc);
+            const Device device(emulated_backend());
+            AttentionRun run(c);
+            set_bytes(run.k_cache(), get_bytes(of_cpu.k_cache()));
+            set_bytes(run.v_cache(), get_bytes(of_cpu.v_cache()));
+            const std::vector<float> got = in_all_orders([&] { return run.attend() ? run.output() : std::vector<float>(); });
+            check_below(total_error(got, std::vector<double>(want.begin(), want.end())), 1e-2, "difference from the CPU");
+            emulate_gpu(750);
+        }
+    }
+}
+
 // By the kernel for Hopper, and by no other.
 void prompt(const AttentionCase & c) {
     const int64_t before = emulated_decoded().prompts;
@@ -246,6 +280,7 @@ int main(int argc, char ** argv) {
     attention_of_all();
     decoding_of_all();
     decoding_of_long_chunks();
+    decoding_of_bad_scales();
     calibrated_steps();
     prompts();
     return end_program();
