@@ -343,11 +343,6 @@ impl<'a> Attention<'a> {
         (rows.kv_head * self.heads_per_kv + row % self.heads_per_kv, row / self.heads_per_kv)
     }
 
-    /// The query heads of a KV head.
-    fn heads_of(&self, kv_head: usize) -> std::ops::Range<usize> {
-        kv_head * self.heads_per_kv..(kv_head + 1) * self.heads_per_kv
-    }
-
     /// What is left when all threads have computed: merging the partial results.
     ///
     /// # Safety

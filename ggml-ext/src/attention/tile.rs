@@ -13,6 +13,7 @@ use super::Attention;
 use crate::codec::plain::Plain;
 use crate::isa::{prefetch, Matrix, MatrixMut, Role, Sight, CELLS};
 use half::f16;
+use std::ops::Range;
 
 /// The result of a row so far: maximum score, sum of weights, weighted sum of values.
 pub(super) struct RowState<'a> {
@@ -50,10 +51,10 @@ impl TileShape {
 pub(super) struct Scratch {
     /// Scores, then weights: rows of CELLS.
     scores: *mut f32,
-    /// Masks of the block: one row of CELLS per query row.
+    /// Masks of the block: rows of CELLS, one where each run of query rows begins.
     masks: *mut f32,
     room: BlockRoom,
-    /// What each row sees of the block.
+    /// What each run of rows sees of the block.
     sights: Vec<Sight>,
     /// Cells that have a precise row: bits by stream and block, none where no cell has one.
     hidden: Vec<u64>,
@@ -83,6 +84,12 @@ impl Scratch {
     }
 }
 
+/// Rows that share a row of the mask: mostly the heads of a token.
+struct MaskRun {
+    mask: Option<*const u8>,
+    rows: Range<usize>,
+}
+
 /// Query rows of one KV head and their results so far.
 pub(super) struct Tile<'a> {
     attention: &'a Attention<'a>,
@@ -93,6 +100,7 @@ pub(super) struct Tile<'a> {
     /// Per row: maximum and sum.
     max: *mut f32,
     sum: *mut f32,
+    runs: Vec<MaskRun>,
     queries: QueryRows<'a>,
     /// For the keys of precise rows, where they want another form.
     recent_queries: Option<QueryRows<'a>>,
@@ -120,6 +128,7 @@ impl<'a> Tile<'a> {
             shape,
             count,
             rows,
+            runs: Vec::new(),
             queries,
             recent_queries,
             max: cut.take(shape.rows),
@@ -138,16 +147,6 @@ impl<'a> Tile<'a> {
     /// (query head, token) of row r.
     fn place(&self, r: usize) -> (usize, usize) {
         self.attention.place(&self.rows, r)
-    }
-
-    /// (query head, token) of all rows, without a division for each.
-    fn places(&self) -> impl Iterator<Item = (usize, usize)> {
-        let first = self.place(0);
-        let (heads, token) = (self.attention.heads_of(self.rows.kv_head), first.1);
-        let next = move |&(head, token): &(usize, usize)| {
-            Some(if head + 1 < heads.end { (head + 1, token) } else { (heads.start, token + 1) })
-        };
-        std::iter::successors(Some((first.0, token)), next).take(self.count)
     }
 
     /// The rows' results.
@@ -220,7 +219,7 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Queries in the form that K is scored in, and empty results.
+    /// Queries in the form that K is scored in, empty results, and which rows share a row of the mask.
     unsafe fn prepare(&mut self) {
         let a = self.attention;
         for r in 0..self.count {
@@ -235,6 +234,11 @@ impl<'a> Tile<'a> {
                 *self.max.add(r) = f32::NEG_INFINITY;
                 // A query that is not finite has no scores: its result is NaN, as it would be in f32.
                 *self.sum.add(r) = if finite { 0.0 } else { f32::NAN };
+                let mask = a.mask_row(token, head, self.rows.stream);
+                match self.runs.last_mut().filter(|run| run.mask == mask) {
+                    Some(run) => run.rows.end = r + 1,
+                    None => self.runs.push(MaskRun { mask, rows: r..r + 1 }),
+                }
             }
         }
         // SAFETY: the buffer's values.
@@ -248,27 +252,10 @@ impl<'a> Tile<'a> {
             return true;
         }
         let mut any = false;
-        let mut previous: Option<(Option<*const u8>, usize)> = None;
-        for (r, (head, token)) in self.places().enumerate() {
-            // SAFETY: the cells of a mask row; row r of `masks`.
-            unsafe {
-                let row = a.mask_row(token, head, self.rows.stream);
-                // Heads of a token mostly share their mask.
-                if let Some((_, of)) = previous.filter(|p| p.0 == row) {
-                    scratch.sights[r] = scratch.sights[of];
-                    if scratch.sights[r] == Sight::Mixed {
-                        std::ptr::copy_nonoverlapping(
-                            scratch.masks.add(of * CELLS),
-                            scratch.masks.add(r * CELLS),
-                            CELLS,
-                        );
-                    }
-                    continue;
-                }
-                previous = Some((row, r));
-                scratch.sights[r] = self.sight(row, seen, n, &mut *scratch.masks.add(r * CELLS).cast());
-                any |= scratch.sights[r] != Sight::Hidden;
-            }
+        for (run, sight) in self.runs.iter().zip(&mut scratch.sights) {
+            // SAFETY: the cells of a mask row; the first of the run's rows of `masks`.
+            *sight = unsafe { self.sight(run.mask, seen, n, &mut *scratch.masks.add(run.rows.start * CELLS).cast()) };
+            any |= *sight != Sight::Hidden;
         }
         any
     }
@@ -323,46 +310,64 @@ impl<'a> Tile<'a> {
 
     /// Scores to weights, with the maxima and sums brought up to date; false where every weight is zero.
     unsafe fn soften(&mut self, n: usize, scratch: &mut Scratch) -> bool {
-        let a = self.attention;
         let mut any = false;
-        for r in 0..self.count {
-            // SAFETY: row r of the buffers.
+        for (run, &sight) in self.runs.iter().zip(&scratch.sights) {
+            // SAFETY: rows of the buffers; the mask was read where it is mixed.
             unsafe {
-                let scores = &mut *scratch.scores.add(r * CELLS).cast::<[f32; CELLS]>();
-                if scratch.sights[r] == Sight::Hidden {
-                    scores.fill(0.0);
-                    continue;
-                }
-                if a.op.logit_softcap != 0.0 {
-                    (a.kernels.softcap)(scores, a.op.logit_softcap);
-                }
-                scores[n..].fill(f32::NEG_INFINITY);
-                let mask =
-                    (scratch.sights[r] == Sight::Mixed).then(|| &*scratch.masks.add(r * CELLS).cast::<[f32; CELLS]>());
-                let slope = if a.op.max_bias > 0.0 { a.slope(self.place(r).0) } else { 1.0 };
-                let top = (a.kernels.mask_scores)(scores, mask, slope);
-                let old = *self.max.add(r);
-                if top == f32::NEG_INFINITY {
-                    if scores.iter().any(|s| s.is_nan()) {
-                        *self.sum.add(r) = f32::NAN;
+                let mask = || &*scratch.masks.add(run.rows.start * CELLS).cast::<[f32; CELLS]>();
+                let mask = (sight == Sight::Mixed).then(mask);
+                for r in run.rows.clone() {
+                    let scores = &mut *scratch.scores.add(r * CELLS).cast::<[f32; CELLS]>();
+                    if sight == Sight::Hidden {
+                        scores.fill(0.0);
+                    } else {
+                        let top = self.finish_scores(r, n, mask, scores);
+                        any |= self.weights(r, top, scores);
                     }
-                    scores.fill(0.0);
-                    continue;
                 }
-                let new = old.max(top);
-                if new > old {
-                    let factor = (old - new).exp();
-                    *self.max.add(r) = new;
-                    *self.sum.add(r) *= factor;
-                    let acc = std::slice::from_raw_parts_mut(self.acc.add(r * self.shape.v), self.shape.v);
-                    (a.kernels.scale)(acc, factor);
-                }
-                let sum = (a.kernels.exponentials)(scores, new);
-                *self.sum.add(r) += sum;
-                any |= sum != 0.0;
             }
         }
         any
+    }
+
+    /// What is done to the n scores of row r before the softmax. The largest one.
+    unsafe fn finish_scores(&self, r: usize, n: usize, mask: Option<&[f32; CELLS]>, scores: &mut [f32; CELLS]) -> f32 {
+        let a = self.attention;
+        // SAFETY: kernels run on the CPU they were chosen for.
+        unsafe {
+            if a.op.logit_softcap != 0.0 {
+                (a.kernels.softcap)(scores, a.op.logit_softcap);
+            }
+            scores[n..].fill(f32::NEG_INFINITY);
+            let slope = if a.op.max_bias > 0.0 { a.slope(self.place(r).0) } else { 1.0 };
+            (a.kernels.mask_scores)(scores, mask, slope)
+        }
+    }
+
+    /// Scores of row r, the largest of which is `top`, to weights; false where all are zero.
+    unsafe fn weights(&self, r: usize, top: f32, scores: &mut [f32; CELLS]) -> bool {
+        let kernels = self.attention.kernels;
+        // SAFETY: row r of the buffers.
+        unsafe {
+            let (max, sum) = (&mut *self.max.add(r), &mut *self.sum.add(r));
+            if top == f32::NEG_INFINITY {
+                if scores.iter().any(|s| s.is_nan()) {
+                    *sum = f32::NAN;
+                }
+                scores.fill(0.0);
+                return false;
+            }
+            if top > *max {
+                let factor = (*max - top).exp();
+                *max = top;
+                *sum *= factor;
+                let acc = std::slice::from_raw_parts_mut(self.acc.add(r * self.shape.v), self.shape.v);
+                (kernels.scale)(acc, factor);
+            }
+            let more = (kernels.exponentials)(scores, *max);
+            *sum += more;
+            more != 0.0
+        }
     }
 
     /// Adds the weighted values of the block.
