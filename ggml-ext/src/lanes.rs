@@ -16,6 +16,11 @@ pub const LANES: usize = 16;
 pub trait Simd: Copy {
     /// All lanes `x`.
     fn splat(x: f32) -> Self;
+    /// The same, for one of more constants than there are registers: made once, and read where it is used from then on.
+    #[inline(always)]
+    fn constant(x: f32) -> Self {
+        Self::splat(x)
+    }
     /// The first sixteen values of `x`.
     fn load(x: &[f32]) -> Self;
     /// Sixteen 16-bit floats.
@@ -285,20 +290,44 @@ const MAGIC: f32 = 12_582_912.0;
 ///
 /// It is 2^n 2^f for the nearest whole n. What rounds to n has n + 127 in its lowest bits, which are the exponent of 2^n; of -127 that is
 /// no number but 0, so that nothing needs to be chosen in the end.
-#[inline(always)]
-pub fn exp_nonpositive<S: Simd>(x: S) -> S {
-    use std::f32::consts::{LN_2, LOG2_E};
-    const LOG2_E_LO: f32 = 1.925_963e-8;
-    let bound = S::splat(-88.02).max(x);
-    let (log2_e, magic) = (S::splat(LOG2_E), S::splat(MAGIC + 127.0));
-    let rounded = bound.fma(log2_e, magic);
-    let f = bound.fma(log2_e, magic.minus(rounded));
-    let f = bound.fma(S::splat(LOG2_E_LO), f);
-    let mut p = S::splat(1.330_026_8e-3);
-    for c in [9.669_709e-3, 5.550_56e-2, 2.402_228_1e-1, LN_2, 1.0] {
-        p = p.fma(f, S::splat(c));
+#[derive(Clone, Copy)]
+pub struct Exp<S> {
+    least: S,
+    log2_e: S,
+    /// What LOG2_E lacks of log2(e).
+    more: S,
+    magic: S,
+    polynomial: [S; 6],
+}
+
+impl<S: Simd> Exp<S> {
+    /// What it needs, once for all lanes that it is used on.
+    #[inline(always)]
+    pub fn constants() -> Exp<S> {
+        use std::f32::consts::{LN_2, LOG2_E};
+        let c = [1.330_026_8e-3, 9.669_709e-3, 5.550_56e-2, 2.402_228_1e-1, LN_2, 1.0];
+        Exp {
+            least: S::constant(-88.02),
+            log2_e: S::constant(LOG2_E),
+            more: S::constant(1.925_963e-8),
+            magic: S::constant(MAGIC + 127.0),
+            polynomial: std::array::from_fn(|i| S::constant(c[i])),
+        }
     }
-    p.times(rounded.power_of_lowest_bits())
+
+    /// e^x.
+    #[inline(always)]
+    pub fn of(&self, x: S) -> S {
+        let bound = self.least.max(x);
+        let rounded = bound.fma(self.log2_e, self.magic);
+        let f = bound.fma(self.log2_e, self.magic.minus(rounded));
+        let f = bound.fma(self.more, f);
+        let mut p = self.polynomial[0];
+        for &c in &self.polynomial[1..] {
+            p = p.fma(f, c);
+        }
+        p.times(rounded.power_of_lowest_bits())
+    }
 }
 
 #[cfg(test)]
@@ -307,7 +336,7 @@ mod tests {
 
     #[test]
     fn exp_is_accurate() {
-        let exp = |x: f32| exp_nonpositive(Lanes::splat(x)).0[3];
+        let exp = |x: f32| Exp::constants().of(Lanes::splat(x)).0[3];
         let mut x = -86.9f32;
         while x <= 0.0 {
             let want = (x as f64).exp();

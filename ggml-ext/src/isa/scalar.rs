@@ -8,7 +8,7 @@ use crate::codec::levels::LevelLayout;
 use crate::codec::plain::Plain;
 use crate::codec::polar::Polar;
 use crate::codec::{Format, RowFormat};
-use crate::lanes::{exp_nonpositive, round_even, Lanes, Simd, LANES};
+use crate::lanes::{round_even, Exp, Lanes, Simd, LANES};
 use crate::rotation::{Rotation, MAX_HEAD};
 use half::{bf16, f16};
 
@@ -142,16 +142,22 @@ pub unsafe fn chain_scores<S: Simd>(chain: &Chain, m: &[f32], q: Matrix, factor:
 /// As the shapes say.
 #[inline(always)]
 unsafe fn linked_scores<S: Simd>(links: &impl Links, m: &[f32], q: Matrix, factor: f32, rows: usize, scores: *mut f32) {
-    for r in 0..rows {
-        // SAFETY: row r of q, as wide as m, and of the scores.
-        let (q, scores) = unsafe {
-            (std::slice::from_raw_parts(q.0.add(r * q.1), m.len()), &mut *scores.add(r * CELLS).cast::<[f32; CELLS]>())
-        };
-        let mut sum = S::splat(0.0);
-        for (q, m) in q.chunks_exact(LANES).zip(m.chunks_exact(LANES)) {
-            sum = S::load(q).fma(S::load(m), sum);
+    for first in (0..rows).step_by(4) {
+        // Four at a time, so that m is loaded once and sums have no steps of their own: the last one again where there are fewer.
+        let mut sums = [S::splat(0.0); 4];
+        for (i, m) in m.chunks_exact(LANES).enumerate() {
+            let m = S::load(m);
+            for (j, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: a row of q, as wide as m.
+                let q = unsafe { &*q.0.add((first + j).min(rows - 1) * q.1 + i * LANES).cast::<[f32; LANES]>() };
+                *sum = S::load(q).fma(m, *sum);
+            }
         }
-        links.scores::<S>(scores, sum.sum() * factor);
+        for (r, sum) in (first..rows).zip(S::sums(sums)) {
+            // SAFETY: row r of the scores.
+            let scores = unsafe { &mut *scores.add(r * CELLS).cast::<[f32; CELLS]>() };
+            links.scores::<S>(scores, sum * factor);
+        }
     }
 }
 
@@ -392,10 +398,10 @@ pub unsafe fn transpose(x: *const f32, width: usize, out: *mut f32) {
 /// See [`Kernels::softcap`]: tanh(x) = (1 - e) / (1 + e) with e = exp(-2 |x|).
 #[inline(always)]
 pub fn softcap<S: Simd>(scores: &mut [f32; CELLS], cap: f32) {
-    let one = S::splat(1.0);
+    let (exp, one) = (Exp::<S>::constants(), S::splat(1.0));
     for s in scores.chunks_exact_mut(LANES) {
         let x = S::load(s);
-        let e = exp_nonpositive(x.abs().times(S::splat(-2.0)));
+        let e = exp.of(x.abs().times(S::splat(-2.0)));
         let y = one.minus(e).over(one.plus(e)).times(S::splat(cap));
         S::splat(0.0).above(x, y.times(S::splat(-1.0)), y).store(s);
     }
@@ -484,9 +490,10 @@ pub fn scale(x: &mut [f32], factor: f32) {
 /// See [`Kernels::exponentials`].
 #[inline(always)]
 pub fn exponentials<S: Simd>(scores: &mut [f32; CELLS], max: f32) -> f32 {
+    let (exp, less) = (Exp::<S>::constants(), S::constant(-max));
     let mut sum = S::splat(0.0);
     for s in scores.chunks_exact_mut(LANES) {
-        let e = exp_nonpositive(S::load(s).minus(S::splat(max)));
+        let e = exp.of(S::load(s).plus(less));
         e.store(s);
         sum = sum.plus(e);
     }

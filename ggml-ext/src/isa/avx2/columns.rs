@@ -5,13 +5,13 @@
 //! ```
 
 use super::products::{ScoreProducts, BIAS};
+use super::settled;
 use super::unpack::{nibble_levels, nibble_table};
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
 use crate::codec::RowFormat;
 use crate::isa::generic::{code_bytes, unpack_bands, unpack_turned, with_chunks, PackedRows, Words};
 use crate::isa::{by_rows, LevelBlock, Queries, CELLS};
-use std::arch::asm;
 use std::arch::x86_64::*;
 
 /// Cells of a register.
@@ -101,15 +101,6 @@ fn words_of_4(v: [__m256i; 4]) -> [__m256i; 4] {
     [_mm256_unpacklo_epi64(a, c), _mm256_unpackhi_epi64(a, c), _mm256_unpacklo_epi64(b, d), _mm256_unpackhi_epi64(b, d)]
 }
 
-/// The same, as a sum that is complete before what follows: or the compiler would mix columns until it runs out of registers.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn settled(mut x: __m256i) -> __m256i {
-    // SAFETY: nothing happens.
-    unsafe { asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags)) };
-    x
-}
-
 /// See [`crate::isa::Kernels::dot_levels`].
 #[inline(always)]
 pub(super) unsafe fn dot_levels<P: ScoreProducts>(k: LevelBlock, n: usize, q: Queries, out: *mut f32) {
@@ -124,7 +115,9 @@ pub(super) unsafe fn dot_levels<P: ScoreProducts>(k: LevelBlock, n: usize, q: Qu
     });
 }
 
-/// H rows against sixteen cells at a time, so that a broadcast word serves twice.
+/// H rows against sixteen cells at a time, so that a broadcast word serves twice. Group by group: what a group begins with and is multiplied
+/// by are whole registers then, which are loaded where they are used, and sums of groups are where the result will be. There are no
+/// registers for either beside the dots.
 #[inline(always)]
 unsafe fn dot_rows<P: ScoreProducts, const H: usize, const GROUP: usize>(
     k: LevelBlock,
@@ -133,40 +126,78 @@ unsafe fn dot_rows<P: ScoreProducts, const H: usize, const GROUP: usize>(
     first: usize,
     out: *mut f32,
 ) {
-    let (width, groups) = (k.width, k.width / GROUP);
-    for c in (0..n).step_by(2 * LANES) {
-        // SAFETY: sixteen cells of the block, which has room for CELLS whatever n is; H rows of q and out.
-        unsafe {
-            let mut sums = [[_mm256_setzero_ps(); 2]; H];
-            for g in 0..groups {
-                let mut dots = [[_mm256_setzero_si256(); 2]; H];
-                for (h, dots) in dots.iter_mut().enumerate() {
-                    *dots = [P::start(*q.sums.add((first + h) * groups + g)); 2];
-                }
-                for j in g * GROUP / 4..(g + 1) * GROUP / 4 {
-                    let column = k.levels.add(c * width + 32 * j);
-                    let x0 = _mm256_loadu_si256(column.cast());
-                    let x1 = _mm256_loadu_si256(column.add(LANES * width).cast());
-                    for (h, dots) in dots.iter_mut().enumerate() {
-                        let word = q.bytes.add((first + h) * width + 4 * j).cast::<i32>().read_unaligned();
-                        let word = _mm256_set1_epi32(word);
-                        dots[0] = settled(P::add_quads(dots[0], x0, word));
-                        dots[1] = settled(P::add_quads(dots[1], x1, word));
-                    }
-                }
-                for h in 0..H {
-                    let of_query = _mm256_set1_ps(*q.scales.add((first + h) * groups + g));
-                    for b in 0..2 {
-                        let scale = _mm256_mul_ps(_mm256_loadu_ps(k.scale_at(c + b * LANES, g)), of_query);
-                        sums[h][b] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[h][b]), scale, sums[h][b]);
-                    }
-                }
+    let groups = k.width / GROUP;
+    // SAFETY: H rows of q and out; both have room for CELLS cells whatever n is.
+    unsafe {
+        let out = out.add(first * CELLS);
+        for c in (0..n.next_multiple_of(2 * LANES)).step_by(LANES) {
+            for h in 0..H {
+                _mm256_storeu_ps(out.add(h * CELLS + c), _mm256_setzero_ps());
             }
-            for (h, sums) in sums.iter().enumerate() {
-                for (b, &sum) in sums.iter().enumerate() {
-                    _mm256_storeu_ps(out.add((first + h) * CELLS + c + b * LANES), sum);
+        }
+        for g in 0..groups {
+            let of_query = |h: usize| (first + h) * groups + g;
+            let mut starts = [_mm256_setzero_si256(); H];
+            let mut scales = [_mm256_setzero_ps(); H];
+            for h in 0..H {
+                starts[h] = P::start(*q.sums.add(of_query(h)));
+                scales[h] = _mm256_set1_ps(*q.scales.add(of_query(h)));
+            }
+            let words = q.bytes.add(first * q.width + g * GROUP);
+            for c in (0..n).step_by(2 * LANES) {
+                let dots = dot_group::<P, H, GROUP>(k, c, g, starts, words);
+                for b in 0..2 {
+                    let of_cells = _mm256_loadu_ps(k.scale_at(c + b * LANES, g));
+                    for h in 0..H {
+                        let sum = out.add(h * CELLS + c + b * LANES);
+                        let (dot, scale) = (_mm256_cvtepi32_ps(dots[h][b]), _mm256_mul_ps(of_cells, scales[h]));
+                        _mm256_storeu_ps(sum, _mm256_fmadd_ps(dot, scale, _mm256_loadu_ps(sum)));
+                    }
                 }
             }
         }
     }
+}
+
+/// Sixteen cells from c on, the values of group g. `words` are those of the first of H rows.
+#[inline(always)]
+unsafe fn dot_group<P: ScoreProducts, const H: usize, const GROUP: usize>(
+    k: LevelBlock,
+    c: usize,
+    g: usize,
+    starts: [__m256i; H],
+    words: *const i8,
+) -> [[__m256i; 2]; H] {
+    // SAFETY: sixteen cells of the block and the words of H rows.
+    unsafe {
+        let columns = k.levels.add(c * k.width + LANES * g * GROUP);
+        let dots = add_words::<P, H>(starts.map(|start| [start; 2]), columns, words, k.width);
+        match GROUP {
+            32 => add_words::<P, H>(dots, columns.add(LANES * 16), words.add(16), k.width),
+            _ => dots,
+        }
+    }
+}
+
+/// Four words and columns. A function without a loop that the compiler would keep: two of them are a group.
+#[inline(always)]
+unsafe fn add_words<P: ScoreProducts, const H: usize>(
+    mut dots: [[__m256i; 2]; H],
+    columns: *const i8,
+    words: *const i8,
+    width: usize,
+) -> [[__m256i; 2]; H] {
+    for j in 0..4 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let column = columns.add(32 * j);
+            let (x0, x1) = (_mm256_loadu_si256(column.cast()), _mm256_loadu_si256(column.add(LANES * width).cast()));
+            for (h, dots) in dots.iter_mut().enumerate() {
+                let word = _mm256_set1_epi32(words.add(h * width + 4 * j).cast::<i32>().read_unaligned());
+                dots[0] = settled(P::add_quads(dots[0], x0, word));
+                dots[1] = settled(P::add_quads(dots[1], x1, word));
+            }
+        }
+    }
+    dots
 }

@@ -24,6 +24,7 @@ use crate::codec::{Format, RowFormat};
 use crate::lanes::{Simd, LANES};
 use crate::rotation::Rotation;
 use products::{Madd, Pairs, Vnni};
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 const AVX2: Kernels = Kernels {
@@ -101,6 +102,16 @@ unsafe fn vnni_weigh_levels(v: LevelBlock, n: usize, weights: *const f32, rows: 
     unsafe { pairs::weigh_levels::<Vnni>(v, n, weights, rows, acc) }
 }
 
+/// The same, but for the compiler, which knows nothing of it: sums are complete before what follows, and not mixed with others until there
+/// are no registers left; constants are not made again wherever there are none.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn settled(mut x: __m256i) -> __m256i {
+    // SAFETY: nothing happens.
+    unsafe { asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags)) };
+    x
+}
+
 /// table(i), for i below 8 and places -i: `vpermps` looks at three bits.
 #[inline(always)]
 fn backwards(table: impl Fn(usize) -> f32) -> [f32; 8] {
@@ -165,6 +176,13 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn splat(x: f32) -> Self {
         unsafe { F32x16(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
+    }
+    #[inline(always)]
+    fn constant(x: f32) -> Self {
+        unsafe {
+            let x = _mm256_castsi256_ps(settled(_mm256_castps_si256(_mm256_set1_ps(x))));
+            F32x16(x, x)
+        }
     }
     #[inline(always)]
     fn load(x: &[f32]) -> Self {
@@ -316,10 +334,12 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn sums(four: [Self; 4]) -> [f32; 4] {
         unsafe {
-            sums_of_quarters(four.map(|x| {
+            // No map of the array: it is not inlined everywhere, and then nothing in it is.
+            let quarter = |x: Self| {
                 let a = _mm256_add_ps(x.0, x.1);
                 _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a))
-            }))
+            };
+            sums_of_quarters([quarter(four[0]), quarter(four[1]), quarter(four[2]), quarter(four[3])])
         }
     }
     #[inline(always)]

@@ -11,19 +11,26 @@
 //! in the block, far below what 8-bit queries leave.
 
 use super::products::WeightProducts;
+use super::settled;
 use super::unpack::{nibble_levels, nibble_table};
 use crate::codec::levels::Packing;
 use crate::codec::srft::Srft;
 use crate::codec::RowFormat;
 use crate::isa::generic::{code_bytes, unpack_turned, with_chunks, PackedRows};
 use crate::isa::{by_rows, LevelBlock, BUNDLE, CELLS};
+use std::arch::asm;
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
 /// The largest 16-bit weight. CELLS of them times a level of 128 stay within 32 bits.
 const LARGEST: f32 = 32767.0;
 
-/// Registers of eight cells in a block.
-const REGISTERS: usize = CELLS / 8;
+/// Rows that are multiplied by what is widened once.
+const ROWS: usize = 128;
+/// From so many on it pays.
+const MANY: usize = 12;
+/// Values that are widened at a time: those of one scale.
+const WIDENED: usize = 32;
 
 /// Fills the levels of a block; cells beyond n have weight 0 and may hold anything.
 #[inline]
@@ -78,7 +85,38 @@ pub(super) unsafe fn weigh_levels<P: WeightProducts>(
     rows: usize,
     acc: *mut f32,
 ) {
-    // The largest scale of each cell: a sink has much weight and small values, and must not set the unit of the others.
+    // SAFETY: the caller's promise.
+    unsafe {
+        let tops = largest_scales(v, n);
+        for first in (0..rows).step_by(ROWS) {
+            let mut units = [const { MaybeUninit::uninit() }; ROWS];
+            let count = ROWS.min(rows - first);
+            let (weights, acc) = (weights.add(first * CELLS), acc.add(first * v.width));
+            for (r, unit) in units[..count].iter_mut().enumerate() {
+                unit.write(Unit::of(weights.add(r * CELLS), &tops));
+            }
+            let rows = Rows { weights, units: units.as_ptr().cast(), count, acc };
+            if v.scale_group == WIDENED && count >= MANY {
+                weigh_widened::<P>(v, n, rows);
+            } else {
+                weigh_bytes::<P>(v, n, rows);
+            }
+        }
+    }
+}
+
+/// Rows of weights, at most [`ROWS`], and of sums.
+#[derive(Clone, Copy)]
+struct Rows {
+    weights: *const f32,
+    units: *const Unit,
+    count: usize,
+    acc: *mut f32,
+}
+
+/// The largest scale of each cell: a sink has much weight and small values, and must not set the unit of the others.
+#[inline(always)]
+unsafe fn largest_scales(v: LevelBlock, n: usize) -> [f32; CELLS] {
     let mut tops = [0.0f32; CELLS];
     for c in (0..n).step_by(8) {
         // SAFETY: scales of eight cells.
@@ -91,79 +129,141 @@ pub(super) unsafe fn weigh_levels<P: WeightProducts>(
             _mm256_storeu_ps(tops.as_mut_ptr().add(c), top);
         }
     }
-    by_rows!(rows, [1 2 3 4], |first, COUNT| {
-        // SAFETY: COUNT rows of weights and sums.
-        unsafe { weigh_rows::<P, COUNT>(v, n, &tops, weights.add(first * CELLS), acc.add(first * v.width)) }
-    });
+    tops
 }
 
-/// H rows of weights.
+/// Few rows: levels are widened where they are multiplied, four rows at a time.
 #[inline(always)]
-unsafe fn weigh_rows<P: WeightProducts, const H: usize>(
-    v: LevelBlock,
-    n: usize,
-    tops: &[f32; CELLS],
-    weights: *const f32,
-    acc: *mut f32,
-) {
-    let bundles = n.div_ceil(BUNDLE);
-    // SAFETY: H rows of CELLS weights and of `width` sums; `bundles` bundles of the block.
-    unsafe {
-        let mut scaled = [[_mm256_setzero_ps(); REGISTERS]; H];
-        let mut units = [0.0f32; H];
-        for h in 0..H {
-            units[h] = scale_weights(weights.add(h * CELLS), tops, &mut scaled[h]);
-        }
-        for g in 0..v.scale_groups() {
-            // Cells in order, so that a word has the weights of a pair.
-            let mut words = [[_mm256_setzero_si256(); CELLS / BUNDLE]; H];
-            for b in 0..bundles {
-                let scales = v.scale_at(b * BUNDLE, g);
-                let (low, high) = (_mm256_loadu_ps(scales), _mm256_loadu_ps(scales.add(8)));
-                for h in 0..H {
-                    let low = _mm256_cvtps_epi32(_mm256_mul_ps(low, scaled[h][2 * b]));
-                    let high = _mm256_cvtps_epi32(_mm256_mul_ps(high, scaled[h][2 * b + 1]));
-                    words[h][b] = _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi32(low, high));
+unsafe fn weigh_bytes<P: WeightProducts>(v: LevelBlock, n: usize, rows: Rows) {
+    for g in 0..v.scale_groups() {
+        by_rows!(rows.count, [1 2 3 4], |first, COUNT| {
+            // SAFETY: COUNT rows of weights and sums, sixteen values of the block at a time.
+            unsafe {
+                let mut words = [const { MaybeUninit::uninit() }; COUNT];
+                let words = pack(&mut words, v, n, g, rows, first);
+                for at in (g * v.scale_group..(g + 1) * v.scale_group).step_by(16) {
+                    let turn = |turn: usize| {
+                        let levels = v.levels.add(first_cell(turn) * v.width + at / 32 * 64 + at % 32);
+                        move |_, word: usize, i: usize| {
+                            let bytes = _mm_loadu_si128(levels.add(CELLS_OF_TURN[word] * v.width + 32 * i).cast());
+                            _mm256_cvtepi8_epi16(bytes)
+                        }
+                    };
+                    add_sums(weigh::<P, _, COUNT, 2>(words, n, turn), v, rows, first, at);
                 }
             }
-            for at in (g * v.scale_group..(g + 1) * v.scale_group).step_by(16) {
-                let sums = weigh_sixteen::<P, H>(v.levels.add(at / 32 * 64 + at % 32), v.width, &words, bundles);
-                for h in 0..H {
-                    for i in 0..2 {
-                        let to = acc.add(h * v.width + at + 8 * i);
-                        let (sum, unit) = (_mm256_cvtepi32_ps(sums[h][i]), _mm256_set1_ps(units[h]));
-                        _mm256_storeu_ps(to, _mm256_fmadd_ps(sum, unit, _mm256_loadu_ps(to)));
+        });
+    }
+}
+
+/// Many rows: levels are widened once, and need no register of their own where they are multiplied, so that there are some for 32 values of
+/// three rows and a broadcast word serves four times.
+#[inline(always)]
+unsafe fn weigh_widened<P: WeightProducts>(v: LevelBlock, n: usize, rows: Rows) {
+    let mut room = [const { MaybeUninit::<__m256i>::uninit() }; CELLS / 2 * 4];
+    let room = room.as_mut_ptr().cast::<__m256i>();
+    for g in 0..v.scale_groups() {
+        for turn in 0..turns(n) {
+            for (word, cell) in CELLS_OF_TURN.into_iter().enumerate() {
+                // SAFETY: two cells of the block, which has room for whole bundles.
+                unsafe {
+                    let levels = v.levels.add((first_cell(turn) + cell) * v.width + 64 * g);
+                    for (i, piece) in [0, 2, 1, 3].into_iter().enumerate() {
+                        let wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(levels.add(16 * piece).cast()));
+                        _mm256_store_si256(room.add(4 * (TURN * turn + word) + i), wide);
                     }
                 }
             }
         }
+        by_rows!(rows.count, [1 2 3], |first, COUNT| {
+            // SAFETY: COUNT rows of weights and sums, what has been widened.
+            unsafe {
+                let mut words = [const { MaybeUninit::uninit() }; COUNT];
+                let words = pack(&mut words, v, n, g, rows, first);
+                let turn = |turn: usize| {
+                    let levels: [_; COUNT] = std::array::from_fn(|_| elsewhere(room.add(4 * TURN * turn)));
+                    move |h: usize, word: usize, i: usize| _mm256_load_si256(levels[h].add(4 * word + i))
+                };
+                add_sums(weigh::<P, _, COUNT, 4>(words, n, turn), v, rows, first, g * WIDENED);
+            }
+        });
     }
 }
 
-/// Sixteen values: more would not leave registers for H weights and the products on their way.
+/// The same, but the compiler does not know: it would load once for all rows, and have no registers left. Nor does it add an index where it
+/// loads then, which would take an instruction apart in the processor.
 #[inline(always)]
-unsafe fn weigh_sixteen<P: WeightProducts, const H: usize>(
-    levels: *const i8,
-    width: usize,
-    words: &[[__m256i; CELLS / BUNDLE]; H],
-    bundles: usize,
-) -> [[__m256i; 2]; H] {
-    /// Pairs in one turn of the loop.
-    const TURN: usize = 4;
-    // SAFETY: `bundles` bundles of levels and of weights.
+fn elsewhere(mut p: *const __m256i) -> *const __m256i {
+    // SAFETY: nothing happens.
+    unsafe { asm!("/* {0} */", inout(reg) p, options(readonly, nostack, preserves_flags)) };
+    p
+}
+
+/// Words, of two cells each, in one turn of a loop.
+const TURN: usize = 4;
+
+fn turns(n: usize) -> usize {
+    n.div_ceil(BUNDLE) * (BUNDLE / 2 / TURN)
+}
+
+/// `vpackssdw` joins the halves of registers: the words that it makes of a bundle are of the cells 0, 2, 8, 10, 4, 6, 12 and 14, and those behind
+/// them.
+const CELLS_OF_TURN: [usize; TURN] = [0, 2, 8, 10];
+
+fn first_cell(turn: usize) -> usize {
+    turn / 2 * BUNDLE + turn % 2 * 4
+}
+
+/// A row of weights, times scales: 16 bits each.
+type Packed = [__m256i; CELLS / BUNDLE];
+
+/// Weights of H rows times the scales of group g.
+#[inline(always)]
+unsafe fn pack<const H: usize>(
+    to: &mut [MaybeUninit<Packed>; H],
+    v: LevelBlock,
+    n: usize,
+    g: usize,
+    rows: Rows,
+    first: usize,
+) -> [*const i32; H] {
+    // SAFETY: rows first..first + H, bundles of the block.
     unsafe {
-        let mut sums = [[_mm256_setzero_si256(); 2]; H];
-        for turn in 0..bundles * BUNDLE / 2 / TURN {
-            for pair in TURN * turn..TURN * (turn + 1) {
-                let mut w = [_mm256_setzero_si256(); H];
+        let to = std::array::from_fn(|h| to[h].as_mut_ptr().cast::<__m256i>());
+        for b in 0..n.div_ceil(BUNDLE) {
+            let scales = v.scale_at(b * BUNDLE, g);
+            let (low, high) = (_mm256_loadu_ps(scales), _mm256_loadu_ps(scales.add(8)));
+            for (h, to) in to.iter().enumerate() {
+                let weights = rows.weights.add((first + h) * CELLS + b * BUNDLE);
+                let factor = _mm256_set1_ps((*rows.units.add(first + h)).factor);
+                let whole = |scale: __m256, weights: *const f32| {
+                    let x = _mm256_mul_ps(scale, _mm256_loadu_ps(weights));
+                    _mm256_cvtps_epi32(_mm256_mul_ps(x, factor))
+                };
+                _mm256_store_si256(to.add(b), _mm256_packs_epi32(whole(low, weights), whole(high, weights.add(8))));
+            }
+        }
+        to.map(|to| to.cast_const().cast())
+    }
+}
+
+/// Weighted sums of 8 * N values of H rows. `turn(turn)(h, word, i)`: values 8i.. of two cells, for row h.
+#[inline(always)]
+unsafe fn weigh<P: WeightProducts, L: Fn(usize, usize, usize) -> __m256i, const H: usize, const N: usize>(
+    words: [*const i32; H],
+    n: usize,
+    turn: impl Fn(usize) -> L,
+) -> [[__m256i; N]; H] {
+    // SAFETY: words of all bundles.
+    unsafe {
+        let mut sums = [[_mm256_setzero_si256(); N]; H];
+        for t in 0..turns(n) {
+            let level = turn(t);
+            for word in 0..TURN {
                 for h in 0..H {
-                    w[h] = _mm256_set1_epi32(*words[h].as_ptr().cast::<i32>().add(pair));
-                }
-                for i in 0..2 {
-                    let x = _mm_loadu_si128(levels.add(2 * pair * width + 32 * i).cast());
-                    let x = _mm256_cvtepi8_epi16(x);
-                    for h in 0..H {
-                        sums[h][i] = P::add_pairs(sums[h][i], x, w[h]);
+                    let w = _mm256_set1_epi32(*words[h].add(TURN * t + word));
+                    for i in 0..N {
+                        sums[h][i] = settled(P::add_pairs(sums[h][i], w, level(h, word, i)));
                     }
                 }
             }
@@ -172,24 +272,52 @@ unsafe fn weigh_sixteen<P: WeightProducts, const H: usize>(
     }
 }
 
-/// A row of weights such that times any scale they fit 16 bits, and what one of these is worth.
+/// Adds them to the results of H rows, from value `at` on.
 #[inline(always)]
-unsafe fn scale_weights(weights: *const f32, tops: &[f32; CELLS], scaled: &mut [__m256; REGISTERS]) -> f32 {
-    // SAFETY: CELLS weights.
-    unsafe {
-        let mut most = _mm256_setzero_ps();
-        for (i, w) in scaled.iter_mut().enumerate() {
-            *w = _mm256_loadu_ps(weights.add(8 * i));
-            most = _mm256_max_ps(most, _mm256_mul_ps(*w, _mm256_loadu_ps(tops.as_ptr().add(8 * i))));
+unsafe fn add_sums<const H: usize, const N: usize>(
+    sums: [[__m256i; N]; H],
+    v: LevelBlock,
+    rows: Rows,
+    first: usize,
+    at: usize,
+) {
+    for (h, sums) in sums.into_iter().enumerate() {
+        // SAFETY: 8 * N values of row first + h.
+        unsafe {
+            let unit = _mm256_set1_ps((*rows.units.add(first + h)).unit);
+            for (i, sum) in sums.into_iter().enumerate() {
+                let to = rows.acc.add((first + h) * v.width + at + 8 * i);
+                _mm256_storeu_ps(to, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), unit, _mm256_loadu_ps(to)));
+            }
         }
-        let half = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps::<1>(most));
-        let two = _mm_max_ps(half, _mm_movehl_ps(half, half));
-        let largest = _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
-        // Below this nothing is left in f32 either.
-        let (factor, unit) = if largest > 1e-30 { (LARGEST / largest, largest / LARGEST) } else { (0.0, 0.0) };
-        for w in scaled {
-            *w = _mm256_mul_ps(*w, _mm256_set1_ps(factor));
+    }
+}
+
+/// What a row of weights is multiplied by so that times any scale they fit 16 bits, and what one of these is worth.
+#[derive(Clone, Copy)]
+struct Unit {
+    factor: f32,
+    unit: f32,
+}
+
+impl Unit {
+    #[inline(always)]
+    unsafe fn of(weights: *const f32, tops: &[f32; CELLS]) -> Unit {
+        // SAFETY: CELLS weights.
+        unsafe {
+            let mut most = _mm256_setzero_ps();
+            for (i, tops) in tops.as_chunks::<8>().0.iter().enumerate() {
+                let x = _mm256_mul_ps(_mm256_loadu_ps(tops.as_ptr()), _mm256_loadu_ps(weights.add(8 * i)));
+                most = _mm256_max_ps(most, x);
+            }
+            let half = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps::<1>(most));
+            let two = _mm_max_ps(half, _mm_movehl_ps(half, half));
+            let largest = _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+            // Below this nothing is left in f32 either.
+            match largest > 1e-30 {
+                true => Unit { factor: LARGEST / largest, unit: largest * (1.0 / LARGEST) },
+                false => Unit { factor: 0.0, unit: 0.0 },
+            }
         }
-        unit
     }
 }

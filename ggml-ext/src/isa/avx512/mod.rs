@@ -253,10 +253,12 @@ impl Simd for F32x16 {
     #[inline(always)]
     fn sums(four: [Self; 4]) -> [f32; 4] {
         unsafe {
-            sums_of_quarters(four.map(|x| {
+            // No map of the array: it is not inlined everywhere, and then nothing in it is.
+            let quarter = |x: Self| {
                 let a = _mm256_add_ps(_mm512_castps512_ps256(x.0), _mm512_extractf32x8_ps::<1>(x.0));
                 _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a))
-            }))
+            };
+            sums_of_quarters([quarter(four[0]), quarter(four[1]), quarter(four[2]), quarter(four[3])])
         }
     }
     #[inline(always)]
