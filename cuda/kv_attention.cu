@@ -302,10 +302,11 @@ cudaError_t launch_queries(const attn_params & p, cudaStream_t stream) {
 
 // Chunks to results: sinks, 1/sum, R^-1. Early: behind a kernel that lets it be launched before it ends.
 static cudaError_t launch_merge(const attn_params & p, bool early, cudaStream_t stream) {
-    // At least a thread for each four values of a result.
-    const uint width = width_of(p.v_kind, p.v_size);
+    // At least a thread for each four values of a result. Where a quarter of the threads asks for all chunks at once, more of them only make blocks that
+    // begin later: of eight streams with 16 chunks each (srft4, 32K cells) a decode takes 0.0762 ms instead of 0.0801.
+    const uint width = width_of(p.v_kind, p.v_size), few = MERGE_THREADS/4;
     const dim3 results(p.args.tokens, p.args.heads, p.args.streams);
-    const uint threads = p.args.chunks > 8 || width > MERGE_THREADS ? MERGE_THREADS : MERGE_THREADS/4;
+    const uint threads = p.args.chunks <= AHEAD*(4*few/width) ? few : MERGE_THREADS;
     const size_t shared = sizeof(float)*(threads*4/width*width);
     const auto kernel = KV_BY_SIZE(p.v_size, kv_merge);
     if (early) {
