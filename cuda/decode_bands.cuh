@@ -1,8 +1,8 @@
 // Products of queries with the keys of 16 cells in bands, by integer tensor cores: decode_keys.cuh for rows whose codes have other
 // widths in each band of 32 values.
 //
-// A band makes one product, or two of 4 bits, which are added up. Which values of a band a lane has is free, as long as queries have the same order; it follows from how codes are packed
-// (kv_band.h), so that each of them is a selector of prmt where it lies:
+// A band makes one product, or two of 4 bits, which are added up. Which values of a band a lane has is free, as long as queries have the same
+// order; it follows from how codes are packed (kv_band.h), so that each of them is a selector of prmt where it lies:
 //
 //     5 and 3   Two words, of values 8t to 8t + 7 of both bands. A shift apart, nibbles of one word are those places of the first band that
 //               are in the other, in between; so are those of the second band. Signs of the first are the upper bits of bytes.

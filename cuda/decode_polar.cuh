@@ -198,8 +198,8 @@ template <uint KIND, uint D, uint QB> struct decode_polar_keys {
     }
 };
 
-// Values: lane g of eight has an eighth of a row. A register is a pair of a cell: every other column of the weights is for its first value, with zeros where the
-// second is multiplied, and those behind them for its second.
+// Values: lane g of eight has an eighth of a row. A register is a pair of a cell: even columns of the weights are for its first value, with zeros where the
+// second is multiplied, odd ones for its second.
 template <uint KIND, uint D> struct decode_polar_values {
     typedef polar_part<KIND, D, 8> part;
     static constexpr bool JOINED = false, IN_A_ROW = true;

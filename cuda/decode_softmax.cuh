@@ -67,7 +67,7 @@ template <uint K, uint V, uint D, uint QB, uint STEPS> struct decode_sums {
 
     float factor[QB], ref[QB]; // ref: what the sums are relative to
     float most_product[QB];    // of products that need no other ref; below a factor of zero there are none
-    float acc[QB][C][2][4];    // [block of rows][chunk][pair of values][cell of the products: of the first scale and the second in turn]
+    float acc[QB][C][2][4];    // [block of rows][chunk][pair of values][sums of a product: of the first scale and of the second by turns]
     float weight[QB];          // sums of the weights of the lane's cells
     bool  softcap, alibi;
 

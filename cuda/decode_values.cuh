@@ -1,7 +1,7 @@
 // Weighted sums of the values of 16 cells, by f16 tensor cores: rows of the sums are values, columns query rows.
 //
 // The weights carry the scales. Values j and j + 32 of a cell, which have a scale each, make an operand, as a row has them side by side:
-// every other column is of the first scale, with zeros where the second is multiplied, and those behind them of the second.
+// even columns are of the first scale, with zeros where the second is multiplied, odd ones of the second.
 //
 //     4 bits   A byte has the two codes, and a table in shared memory (a copy for each lane, so that no two lanes meet in
 //              a bank) has the two levels as halves.
@@ -82,7 +82,7 @@ template <uint KIND, uint D> struct decode_values {
     static constexpr uint TABLE = table_of_codes(KIND, BITS);
     static constexpr uint CHUNKS = SIGNS ? 2*C : C, WIDTH = 64*CHUNKS; // of the sums: behind those of levels, those of signs
     static constexpr uint SCALE_WORDS = SIGNS ? 2 : C;                 // of a row: two halves each
-    static constexpr bool IN_A_ROW = false;                            // sums that a lane has of a product: else rows g and g + 8 of an operand are neighbours
+    static constexpr bool IN_A_ROW = false;                            // are the sums that a lane has of a product neighbours? Else those of rows g and g + 8 are
     // Weights are up to 2^SLACK (decode_softmax.cuh), but small as a rule, and so may scales be: their product keeps its digits if these are
     // larger by 2^POWER. With more the largest of both would be no half. Scales of 8 bits are halves already.
     static constexpr uint  SLACK = BITS == 8 || SIGNS ? 0 : 3;
