@@ -36,8 +36,9 @@ impl Record {
         self.0.keys().cloned().collect::<Vec<_>>().join(", ")
     }
 
-    pub fn has(&self, compiler: &str) -> bool {
-        self.0.contains_key(compiler)
+    /// Are there numbers of this instruction set, by this compiler?
+    pub fn has(&self, compiler: &str, isa: &str) -> bool {
+        self.0.get(compiler).is_some_and(|loops| loops.keys().any(|name| of_isa(name, isa)))
     }
 
     /// Takes the numbers of one instruction set; those of others stay where they are of the same compiler.
@@ -109,7 +110,7 @@ mod tests {
         record.compare("rustc 1", "avx512", &counts(&[("avx512 a", 2.0)])).unwrap();
         record.compare("rustc 1", "avx2", &counts(&[("avx2 b", 2.7)])).unwrap();
         record.bless("rustc 2", "avx2", &counts(&[("avx2 a", 1.0)]));
-        assert!(record.has("rustc 2") && !record.has("rustc 1"));
+        assert!(record.has("rustc 2", "avx2") && !record.has("rustc 1", "avx2") && !record.has("rustc 2", "avx512"));
         assert_eq!(record.compilers(), "rustc 2");
     }
 
